@@ -1,0 +1,124 @@
+"""The error vocabulary. An error says what was wrong, the value, where, and what to do.
+
+    HeadraceError
+    ├── ConfigError        what a person wrote cannot work; raised before anything runs
+    ├── DataError          a row or a file of the data is unusable
+    ├── WeightsError       a checkpoint, adapter or tokenizer cannot be read as the model that it claims to be
+    ├── CheckpointError    a run cannot be resumed from what is on the storage
+    ├── ProofError         weights that were moved are not the weights that arrived
+    ├── RunStoppedError    a limit that the recipe sets was reached (too many failures, no data left)
+    └── RolloutError       an episode broke at a boundary to the outside: the one error that becomes data
+
+Anything else that is raised is a bug, and ends the run.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class HeadraceError(Exception):
+    """Base of every error that Headrace raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: `where` is a path of keys or a file and line, `value` what stands there."""
+
+    where: str
+    value: Any
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message} (got {_shortened(self.value)})"
+
+
+class _ListedError(HeadraceError):
+    """An error made of problems, so that a person sees all of them at once."""
+
+    def __init__(self, problems: list[Problem] | Problem | str) -> None:
+        if isinstance(problems, str):
+            super().__init__(problems)
+            self.problems = [Problem(where="", value="", message=problems)]
+            return
+        self.problems = problems if isinstance(problems, list) else [problems]
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ConfigError(_ListedError):
+    """What a person wrote cannot work."""
+
+
+class DataError(_ListedError):
+    """A row or a file of the data is unusable."""
+
+
+class WeightsError(HeadraceError):
+    """A checkpoint, adapter or tokenizer is not the model that it claims to be."""
+
+
+class CheckpointError(HeadraceError):
+    """A run cannot be resumed from what is on the storage."""
+
+
+class ProofError(HeadraceError):
+    """Weights that were moved are not the weights that arrived."""
+
+
+class RunStoppedError(HeadraceError):
+    """A limit that the recipe sets was reached."""
+
+
+class RolloutError(HeadraceError):
+    """An episode broke at a boundary to the outside. `kind` is the boundary; counters are kept by it.
+
+    A failed episode is never reward 0: it is left out of its group's statistics, counted, and tried again up to a bound.
+    """
+
+    kind = "rollout"
+
+
+class EnvironmentFailedError(RolloutError):
+    """The environment itself raised or returned something unusable."""
+
+    kind = "environment"
+
+
+class ToolFailedError(RolloutError):
+    """A tool's infrastructure failed. A tool's refusal of bad arguments is not this: that is an observation."""
+
+    kind = "tool"
+
+
+class SandboxFailedError(RolloutError):
+    """The sandbox could not be started or was lost."""
+
+    kind = "sandbox"
+
+
+class GraderFailedError(RolloutError):
+    """The grader raised, hung, or returned something that is no finite number."""
+
+    kind = "grader"
+
+
+class EngineFailedError(RolloutError):
+    """The engine could not serve a request."""
+
+    kind = "engine"
+
+
+class EpisodeTimeoutError(RolloutError):
+    """The episode took longer than its limit in seconds."""
+
+    kind = "timeout"
+
+
+class CancelledEpisodeError(RolloutError):
+    """The episode was cancelled from outside."""
+
+    kind = "cancelled"
+
+
+def _shortened(value: Any, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"

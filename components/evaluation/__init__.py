@@ -1,0 +1,1 @@
+"""A policy -> a number with an interval."""

@@ -1,0 +1,1 @@
+"""Adapter + base -> a PEFT directory and merged safetensors, proven to load elsewhere."""

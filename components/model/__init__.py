@@ -1,0 +1,1 @@
+"""(base, adapter, tokens) -> logits."""

@@ -1,0 +1,1 @@
+"""The doors through which Kubeflow enters: a signature, one import, one call."""

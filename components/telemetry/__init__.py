@@ -1,0 +1,1 @@
+"""Work -> a record of where the time went."""

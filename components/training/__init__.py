@@ -1,0 +1,1 @@
+"""Trajectories -> a better adapter."""

@@ -1,0 +1,1 @@
+"""The plan of Headrace: which steps, in which order, on which machines."""
