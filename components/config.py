@@ -27,7 +27,7 @@ T = TypeVar("T")
 def config(cls: type[T]) -> type[T]:
     """Make a class a strict, frozen, keyword-only configuration. A number is not a string and 1 is not true."""
     settings = ConfigDict(extra="forbid", strict=True, validate_default=True)
-    return pydantic_dataclass(frozen=True, kw_only=True, config=settings)(cls)  # type: ignore[no-any-return, call-overload]
+    return pydantic_dataclass(frozen=True, kw_only=True, config=settings)(cls)  # type: ignore[return-value]
 
 
 def load(kind: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
@@ -45,7 +45,7 @@ def load(kind: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
 
 def dump(value: Any) -> dict[str, Any]:
     """The config as plain mappings and lists, every default written out. `load(kind, dump(value)) == value`."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")  # type: ignore[no-any-return]
+    return TypeAdapter(type(value)).dump_python(value, mode="json")
 
 
 def _problem(kind: type, fault: dict[str, Any], where: str) -> Problem:
@@ -58,10 +58,11 @@ def _problem(kind: type, fault: dict[str, Any], where: str) -> Problem:
 
 def _suggestion(kind: Any, path: list[str]) -> str:
     for key in path[:-1]:
-        fields = (
-            {field.name: field.type for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
-        )
-        kind = fields.get(key)
-    known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+        kind = _fields(kind).get(key)
+    known = sorted(_fields(kind))
     close = difflib.get_close_matches(path[-1], known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(known)) or 'none'}"
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known) or 'none'}"
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    return {field.name: field.type for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}

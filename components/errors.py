@@ -71,7 +71,7 @@ class RunStoppedError(HeadraceError):
 class RolloutError(HeadraceError):
     """An episode broke at a boundary to the outside. `kind` is the boundary; counters are kept by it.
 
-    A failed episode is never reward 0: it is left out of its group's statistics, counted, and tried again up to a bound.
+    A failed episode is never reward 0: it is left out of its group's statistics, counted, and retried up to a bound.
     """
 
     kind = "rollout"

@@ -167,7 +167,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The trajectories of one task, ordered by member. `position` is the task's place in the run's order of admission."""
+    """The trajectories of one task, ordered by member. `position` is its place in the run's order of admission."""
 
     task: Task
     trajectories: tuple[Trajectory, ...]
