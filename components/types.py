@@ -134,7 +134,7 @@ class Failure:
 class Trajectory:
     """The record of an episode. `reward` is None exactly when the outcome is FAILED.
 
-    `cut_by` names the limit of a truncated episode: length, context, turns or seconds.
+    `cut_by` names the limit of a truncated episode: length, context or turns.
     """
 
     task: Task
