@@ -1,0 +1,214 @@
+"""Messages in, messages out: what a policy acts in, and a base class that makes writing one short.
+
+An environment is made fresh for every episode, so its constructor must be cheap; `tasks` may read files.
+It knows messages only: no tokens, no model, no device.
+"""
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import time
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from components.environments import json_schema
+from components.environments.tools import Tool, ToolResult
+from components.errors import ConfigError, Problem
+from components.types import MalformedCall, Message, Role, Task, ToolCall
+
+BUILT_IN = {
+    "arithmetic": "components.environments.arithmetic:Arithmetic",
+    "gsm8k": "components.environments.gsm8k:Gsm8k",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What the tools did in one step. `errors` are calls whose reply is flagged as an error; `seconds` is wall time."""
+
+    calls: int = 0
+    errors: int = 0
+    malformed: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "ToolUse") -> "ToolUse":
+        return ToolUse(
+            calls=self.calls + other.calls,
+            errors=self.errors + other.errors,
+            malformed=self.malformed + other.malformed,
+            seconds=self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the policy reads next. `done` ends the episode. `tool_use` is of this step alone; the episode adds it up."""
+
+    messages: tuple[Message, ...]
+    done: bool = False
+    tool_use: ToolUse = ToolUse()
+
+
+class Environment(Protocol):
+    """One episode's world. `reset` is called once, then `step` per assistant message, then `reward`, then `close`.
+
+    `reward` is also asked for an episode that was cut by a limit. Named parts are summed.
+    """
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        """The tools that the policy may call."""
+        ...
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """The problems of a split, "train" or "test": the same ones in the same order every time."""
+        ...
+
+    async def reset(self, task: Task) -> Observation:
+        """Open the episode: its first messages."""
+        ...
+
+    async def step(self, message: Message) -> Observation:
+        """Answer one assistant message."""
+        ...
+
+    async def reward(self) -> float | Mapping[str, float]:
+        """The episode's reward so far, whole or in named parts."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the episode holds."""
+        ...
+
+
+class ToolEnvironment(ABC):
+    """A question, some tools, and a final text that is graded.
+
+    A subclass gives `tasks` and `grade`, and, as attributes of the class or set in its constructor, `tools`,
+    `system_prompt` and `examples` (messages of worked examples that stand before the question). `answer` is the text
+    of the first message without a tool call; it ends the episode.
+    """
+
+    tools: Sequence[Tool] = ()
+    system_prompt: str | None = None
+    examples: Sequence[Message] = ()
+    task: Task
+    answer: str | None = None
+
+    @abstractmethod
+    def tasks(self, split: str) -> Iterable[Task]:
+        """The problems of a split, "train" or "test": the same ones in the same order every time."""
+
+    @abstractmethod
+    def grade(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
+        """The reward of a final text; may be a coroutine. Not asked when the policy gave none: that is 0."""
+
+    def opening(self, task: Task) -> tuple[Message, ...]:
+        """The first messages: system prompt, worked examples, the task's prompt."""
+        system = [Message(Role.SYSTEM, self.system_prompt)] if self.system_prompt else []
+        return (*system, *self.examples, Message(Role.USER, task.prompt))
+
+    async def reset(self, task: Task) -> Observation:
+        """Open the episode."""
+        self.task, self.answer = task, None
+        return Observation(self.opening(task))
+
+    async def step(self, message: Message) -> Observation:
+        """Run the message's calls, or take its text as the answer when it has none."""
+        if message.tool_calls or message.malformed_calls:
+            replies, tool_use = await self.run_calls(message)
+            return Observation(tuple(replies), tool_use=tool_use)
+        self.answer = message.content
+        return Observation((), done=True)
+
+    async def reward(self) -> float | Mapping[str, float]:
+        """The grade of the answer; 0 where the episode was cut before there was one."""
+        if self.answer is None:
+            return 0.0
+        graded = self.grade(self.task, self.answer)
+        return await graded if isinstance(graded, Awaitable) else graded
+
+    async def close(self) -> None:  # noqa: B027 - most environments hold nothing
+        """Give back what the episode holds: nothing, unless a subclass says so."""
+
+    async def run_calls(self, message: Message) -> tuple[list[Message], ToolUse]:
+        """Run all calls of a message at the same time; replies in the order of the calls, malformed ones last."""
+        started = time.perf_counter()
+        results = await asyncio.gather(*(self._run_call(call) for call in message.tool_calls))
+        replies = [
+            Message(Role.TOOL, result.text, name=call.name)
+            for call, result in zip(message.tool_calls, results, strict=True)
+        ]
+        replies += [Message(Role.TOOL, _refusal(call)) for call in message.malformed_calls]
+        return replies, ToolUse(
+            calls=len(results),
+            errors=sum(result.is_error for result in results),
+            malformed=len(message.malformed_calls),
+            seconds=time.perf_counter() - started,
+        )
+
+    async def _run_call(self, call: ToolCall) -> ToolResult:
+        for tool in self.tools:
+            if tool.name == call.name:
+                return await tool.call(call.arguments)
+        known = ", ".join(tool.name for tool in self.tools) or "none"
+        return ToolResult(f'error: there is no tool "{call.name}"; tools: {known}', is_error=True)
+
+
+def load_environment(name: str, *, where: str = "environment") -> type[Any]:
+    """The class behind "my_module:MyEnvironment" or behind the short name of a built-in one.
+
+    Raises ConfigError when the module or the class is not there, or when the class lacks a method.
+    """
+    module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
+    if not class_name:
+        known = ", ".join(sorted(BUILT_IN))
+        raise ConfigError(Problem(where, name, f'write it as "module:Class"; built in: {known}'))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(Problem(where, name, f"{error}; the module must be on the import path")) from error
+    kind: type | None = vars(module).get(class_name)
+    if not inspect.isclass(kind):
+        close = difflib.get_close_matches(class_name, vars(module), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(Problem(where, name, f"module {module_name} has no class {class_name}{hint}"))
+    missing = [method for method in ("tasks", "reset", "step", "reward", "close") if not _defines(kind, method)]
+    if missing:
+        raise ConfigError(Problem(where, name, f"the class has no {', '.join(missing)}"))
+    if isinstance(kind, ABCMeta) and kind.__abstractmethods__:
+        raise ConfigError(Problem(where, name, f"the class must define {', '.join(sorted(kind.__abstractmethods__))}"))
+    return kind
+
+
+def environment_factory(
+    name: str, options: Mapping[str, Any] | None = None, *, where: str = "environment"
+) -> Callable[[], Environment]:
+    """A function that makes a fresh environment. Options are checked here: one is made, and thrown away, at once.
+
+    Raises ConfigError that names every option which is unknown, missing or of the wrong type.
+    """
+    options = dict(options or {})
+    kind = load_environment(name, where=where)
+    schema = json_schema.from_signature(kind) if _defines(kind, "__init__") else {"properties": {}}
+    faults = [fault.replace("argument", "option") for fault in json_schema.problems(options, schema)]
+    if faults:
+        raise ConfigError([Problem(f"{where}.options", options, fault) for fault in faults])
+
+    def make() -> Environment:
+        environment: Environment = kind(**options)
+        return environment
+
+    make()
+    return make
+
+
+def _defines(kind: type, method: str) -> bool:
+    return any(method in vars(base) for base in kind.__mro__ if base is not object)
+
+
+def _refusal(call: MalformedCall) -> str:
+    return f"error: malformed tool call: {call.reason}"
