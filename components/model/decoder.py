@@ -1,0 +1,218 @@
+"""(base, adapter, tokens) -> hidden states and logits. One decoder with the switches that checkpoints need.
+
+The policy is a function of two pytrees. Nothing here copies the base: with `adapter=None` the same arrays are the
+reference policy. Activations are float32 whatever the dtype of the base.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from components.model import attention, platform
+from components.model.architecture import Architecture
+from components.model.base import Base, Layer, Linear
+from components.model.cache import Cache, write
+from components.model.lora import Adapter, LoraPair
+
+Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
+Pairs = Mapping[str, LoraPair]
+
+
+def forward(
+    architecture: Architecture,
+    base: Base,
+    adapter: Adapter | None,
+    tokens: Int[Array, "rows time"],
+    positions: Int[Array, "rows time"],
+    segments: Int[Array, "rows time"],
+) -> Float[Array, "rows time d_model"]:
+    """Hidden states after the final norm, for rows into which sequences are packed.
+
+    A token sees the tokens of its own segment at its own position or before; segment 0 is padding. Positions count
+    from 0 in each segment.
+    """
+    masks = _packed_masks(architecture, positions, segments)
+    tables = _tables(architecture, positions)
+    x = _embed(architecture, base, tokens)
+    for index, layer in enumerate(base.layers):
+        window, pairs = architecture.windows[index], _pairs(adapter, index)
+        queries, keys, values = _project(architecture, layer, pairs, x, tables[window is not None])
+        mixed = attention.attend(architecture, queries, keys, values, masks[window])
+        x = _finish(architecture, layer, pairs, x, mixed)
+    return _norm(x, base.final_norm, architecture.norm_eps)
+
+
+def forward_cached(
+    architecture: Architecture,
+    base: Base,
+    adapter: Adapter | None,
+    tokens: Int[Array, "rows time"],
+    cache: Cache,
+    *,
+    slots: Int[Array, " rows"] | None,
+    starts: Int[Array, " rows"],
+) -> tuple[Float[Array, "rows time d_model"], Cache]:
+    """Continue sequences: row i goes on in slot `slots[i]` at position `starts[i]` (`slots=None`: row i is slot i).
+
+    Keys and values of `tokens` are written at positions starts .. starts + time; each token sees everything before it
+    in its slot. A row whose slot is the number of slots, and positions beyond the capacity, are not written: that is
+    how a batch is padded. Tokens that pad the end of a row write behind it, where the next call overwrites them.
+    """
+    rows, time = tokens.shape
+    places = jnp.arange(rows) if slots is None else slots
+    positions = starts[:, None] + jnp.arange(time)
+    masks = _cached_masks(architecture, positions, cache.capacity)
+    tables = _tables(architecture, positions)
+    x = _embed(architecture, base, tokens)
+    all_keys, all_values = [], []
+    for index, layer in enumerate(base.layers):
+        window, pairs = architecture.windows[index], _pairs(adapter, index)
+        queries, keys, values = _project(architecture, layer, pairs, x, tables[window is not None])
+        all_keys.append(write(cache.keys[index], keys, places, positions))
+        all_values.append(write(cache.values[index], values, places, positions))
+        seen_keys = all_keys[-1] if slots is None else all_keys[-1][slots]
+        seen_values = all_values[-1] if slots is None else all_values[-1][slots]
+        mixed = attention.attend(architecture, queries, seen_keys, seen_values, masks[window])
+        x = _finish(architecture, layer, pairs, x, mixed)
+    return _norm(x, base.final_norm, architecture.norm_eps), Cache(keys=tuple(all_keys), values=tuple(all_values))
+
+
+def logits(
+    architecture: Architecture, base: Base, hidden: Float[Array, "*rows d_model"]
+) -> Float[Array, "*rows vocab"]:
+    """Scores over the vocabulary, float32, the final soft cap included."""
+    folded = hidden.reshape(-1, hidden.shape[-1])
+    rows = len(folded)
+    short = max(0, platform.current().head_rows - rows)
+    folded = jnp.pad(folded, ((0, short), (0, 0)))
+    scores = matmul(folded, base.embedding if base.head is None else base.head, True)[:rows]
+    if architecture.final_softcap is not None:
+        scores = architecture.final_softcap * jnp.tanh(scores / architecture.final_softcap)
+    return scores.reshape(*hidden.shape[:-1], -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(
+    x: Float[Array, "rows inputs"], weight: Float[Array, "left right"], transposed: bool = False
+) -> Float[Array, "rows outputs"]:
+    """`x @ weight` (or `x @ weight.T`): multiplied in the weight's dtype, summed in float32.
+
+    Its own derivative, because the one that JAX derives would multiply a float32 cotangent by a bfloat16 weight,
+    which first writes out the weight again in float32.
+    """
+    return _contract(x.astype(weight.dtype), weight, 1, int(transposed))
+
+
+def _matmul_forward(x: Array, weight: Array, transposed: bool) -> tuple[Array, tuple[Array, Array]]:
+    return matmul(x, weight, transposed), (x, weight)
+
+
+def _matmul_backward(transposed: bool, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, weight = saved
+    to_x = _contract(cotangent.astype(weight.dtype), weight, 1, 1 - int(transposed))
+    left, right = (cotangent, x) if transposed else (x, cotangent)
+    return to_x, _contract(left, right, 0, 0).astype(weight.dtype)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _contract(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+    dimensions = (((left_axis,), (right_axis,)), ((), ()))
+    return lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
+
+
+def _pairs(adapter: Adapter | None, index: int) -> Pairs:
+    return {} if adapter is None else adapter.layers[index]
+
+
+def _embed(
+    architecture: Architecture, base: Base, tokens: Int[Array, "rows time"]
+) -> Float[Array, "rows time d_model"]:
+    # The scale is rounded to the base's dtype because that is what the checkpoints were trained with.
+    scale = jnp.asarray(architecture.embed_scale, base.embedding.dtype).astype(jnp.float32)
+    return base.embedding[tokens].astype(jnp.float32) * scale
+
+
+def _project(
+    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"], table: Table
+) -> tuple[Float[Array, "rows time heads head_dim"], Float[Array, "rows time kv hd"], Float[Array, "rows time kv hd"]]:
+    """Queries, keys (both rotated) and values of one layer."""
+    shape = (*x.shape[:2], -1, architecture.head_dim)
+    normed = _norm(x, layer.attention_norm, architecture.norm_eps)
+    queries = _linear(layer.q_proj, pairs.get("q_proj"), normed).reshape(shape)
+    keys = _linear(layer.k_proj, pairs.get("k_proj"), normed).reshape(shape)
+    values = _linear(layer.v_proj, pairs.get("v_proj"), normed).reshape(shape)
+    if layer.q_norm is not None and layer.k_norm is not None:
+        queries = _norm(queries, layer.q_norm, architecture.norm_eps)
+        keys = _norm(keys, layer.k_norm, architecture.norm_eps)
+    return attention.rotate(queries, table), attention.rotate(keys, table), values
+
+
+def _finish(
+    architecture: Architecture,
+    layer: Layer,
+    pairs: Pairs,
+    x: Float[Array, "rows time d_model"],
+    mixed: Float[Array, "rows time heads head_dim"],
+) -> Float[Array, "rows time d_model"]:
+    """What follows the attention in one layer: its output, then the gated MLP (arXiv:2002.05202)."""
+    eps = architecture.norm_eps
+    attended = _linear(layer.o_proj, pairs.get("o_proj"), mixed.reshape(*x.shape[:2], -1))
+    x = x + (attended if layer.post_attention_norm is None else _norm(attended, layer.post_attention_norm, eps))
+    normed = _norm(x, layer.mlp_norm, eps)
+    gate = _linear(layer.gate_proj, pairs.get("gate_proj"), normed)
+    gate = jax.nn.silu(gate) if architecture.activation == "silu" else jax.nn.gelu(gate, approximate=True)
+    up = _linear(layer.up_proj, pairs.get("up_proj"), normed)
+    fed = _linear(layer.down_proj, pairs.get("down_proj"), gate * up)
+    return x + (fed if layer.post_mlp_norm is None else _norm(fed, layer.post_mlp_norm, eps))
+
+
+def _linear(
+    linear: Linear, pair: LoraPair | None, x: Float[Array, "rows time inputs"]
+) -> Float[Array, "rows time outputs"]:
+    # Folded to two dimensions: a CPU multiplies these up to twice as fast, weight gradients above all.
+    folded = x.reshape(-1, x.shape[-1])
+    out = matmul(folded, linear.weight)
+    if linear.bias is not None:
+        out = out + linear.bias
+    if pair is not None:
+        out = out + pair.scale * matmul(matmul(folded, pair.a), pair.b)
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _norm(x: Float[Array, "*axes width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*axes width"]:
+    """Root mean square layer norm (arXiv:1910.07467)."""
+    return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
+
+
+def _tables(architecture: Architecture, positions: Int[Array, "rows time"]) -> tuple[Table, Table]:
+    """The rotation of layers that see everything, and of layers with a window."""
+    whole = attention.rope_table(architecture.rope, architecture.head_dim, positions)
+    if architecture.local_rope is None:
+        return whole, whole
+    return whole, attention.rope_table(architecture.local_rope, architecture.head_dim, positions)
+
+
+def _packed_masks(
+    architecture: Architecture, positions: Int[Array, "rows time"], segments: Int[Array, "rows time"]
+) -> dict[int | None, Bool[Array, "rows time time"]]:
+    """One mask per kind of layer, by its window."""
+    distance = positions[:, :, None] - positions[:, None, :]
+    seen = (distance >= 0) & (segments[:, :, None] == segments[:, None, :])
+    return {window: _within(seen, distance, window) for window in set(architecture.windows)}
+
+
+def _cached_masks(
+    architecture: Architecture, positions: Int[Array, "rows time"], capacity: int
+) -> dict[int | None, Bool[Array, "rows time capacity"]]:
+    distance = positions[:, :, None] - jnp.arange(capacity)
+    return {window: _within(distance >= 0, distance, window) for window in set(architecture.windows)}
+
+
+def _within(seen: Bool[Array, "..."], distance: Int[Array, "..."], window: int | None) -> Bool[Array, "..."]:
+    return seen if window is None else seen & (distance < window)

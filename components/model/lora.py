@@ -1,0 +1,144 @@
+"""A pattern over module names -> the trainable part of a policy: low-rank pairs beside the linear layers.
+
+LoRA is arXiv:2106.09685; rsLoRA's scale is arXiv:2312.03732. The adapter is a pytree of its own, always float32.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from pydantic import Field
+
+from components.config import config
+from components.errors import ConfigError, Problem
+from components.model.architecture import Architecture
+from components.model.base import LINEAR_MODULES, Base, Layer, module_name
+
+
+@config
+class LoraConfig:
+    """`targets` are regular expressions; a module is bound when one of them matches its whole name.
+
+    Names are those of Hugging Face: `model.layers.0.self_attn.q_proj`, `model.layers.0.mlp.gate_proj`.
+    The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`.
+    """
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    rslora: bool = False
+    targets: tuple[str, ...] = (".*",)
+
+    @property
+    def scale(self) -> float:
+        """What `A @ B` is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LoraPair:
+    """The change of one linear layer: `scale * a @ b`, to be added to its `[in, out]` weight."""
+
+    a: Float[Array, "inputs rank"]
+    b: Float[Array, "rank outputs"]
+    scale: float = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Adapter:
+    """Per layer, the pairs of the modules that are bound, by short name (`q_proj`)."""
+
+    layers: tuple[Mapping[str, LoraPair], ...]
+
+
+def init_adapter(key: jax.Array, architecture: Architecture, config: LoraConfig) -> Adapter:
+    """A uniform in +-1/sqrt(inputs), B zero: at the start the policy is the base.
+
+    Raises ConfigError for a pattern, or one of its top-level alternatives, that binds no module.
+    """
+    bound = bound_modules(architecture, config)
+    layers: list[dict[str, LoraPair]] = [{} for _ in range(architecture.n_layers)]
+    for index in range(architecture.n_layers):
+        for place, module in enumerate(LINEAR_MODULES):
+            if module_name(index, module) not in bound:
+                continue
+            inputs, outputs = architecture.linear_shape(module)
+            limit = inputs**-0.5
+            pair_key = jax.random.fold_in(jax.random.fold_in(key, index), place)
+            a = jax.random.uniform(pair_key, (inputs, config.rank), minval=-limit, maxval=limit)
+            layers[index][module] = LoraPair(a=a, b=jnp.zeros((config.rank, outputs)), scale=config.scale)
+    return Adapter(layers=tuple(layers))
+
+
+def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, tuple[str, ...]]:
+    """Every module that is bound -> the patterns that bind it (an alternative of a pattern counts as its own).
+
+    Raises ConfigError as `init_adapter` does.
+    """
+    names = [module_name(layer, module) for layer in range(architecture.n_layers) for module in LINEAR_MODULES]
+    patterns = [pattern for target in config.targets for pattern in _alternatives(target)]
+    matches = {pattern: [name for name in names if _compiled(pattern).fullmatch(name)] for pattern in patterns}
+    problems = [
+        Problem("targets", pattern, f"binds no module of this {architecture.family} model; names look like {names[0]}")
+        for pattern, matched in matches.items()
+        if not matched
+    ]
+    if problems or not patterns:
+        raise ConfigError(problems or [Problem("targets", config.targets, "gives no pattern, so nothing would train")])
+    bound = {name: tuple(pattern for pattern in patterns if name in matches[pattern]) for name in names}
+    return {name: by for name, by in bound.items() if by}
+
+
+def module_names(adapter: Adapter) -> tuple[str, ...]:
+    """The Hugging Face names of the modules that the adapter changes, in order of layers."""
+    return tuple(module_name(index, module) for index, pairs in enumerate(adapter.layers) for module in pairs)
+
+
+def parameter_count(adapter: Adapter) -> int:
+    """How many numbers are trained."""
+    return sum(leaf.size for leaf in jax.tree.leaves(adapter))
+
+
+def merge(base: Base, adapter: Adapter) -> Base:
+    """The base with the adapter added to its weights: summed in float32, then cast to the base's dtype."""
+    layers = (_merge_layer(layer, pairs) for layer, pairs in zip(base.layers, adapter.layers, strict=True))
+    return dataclasses.replace(base, layers=tuple(layers))
+
+
+def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
+    merged = {}
+    for module, pair in pairs.items():
+        linear = vars(layer)[module]
+        weight = linear.weight.astype(jnp.float32) + pair.scale * jnp.matmul(pair.a, pair.b, precision="highest")
+        merged[module] = dataclasses.replace(linear, weight=weight.astype(linear.weight.dtype))
+    return dataclasses.replace(layer, **merged)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(Problem("targets", pattern, f"is no regular expression: {error}")) from None
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """Split at the bars that stand outside every bracket, so that each alternative answers for itself."""
+    _compiled(pattern)
+    parts, depth, escaped, in_class = [""], 0, False, False
+    for character in pattern:
+        if not escaped and not in_class:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if character == "|" and depth == 0:
+                parts.append("")
+                continue
+        if not escaped and character in "[]":
+            in_class = character == "["
+        escaped = character == "\\" and not escaped
+        parts[-1] += character
+    return parts

@@ -1,0 +1,33 @@
+"""The platform that runs the model -> the few choices that differ between platforms, each one measured.
+
+Everything else in this room is the same on a laptop and on an accelerator.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What is decided by platform.
+
+    `decode_by_sum`: attention of one query by multiply-and-sum instead of matrix products; on a CPU a batch of
+    matrix-vector products is slower than one fused pass over the cache.
+    `head_rows`: the least number of rows with which the LM head is multiplied; a CPU has no fast path for a bfloat16
+    matrix times fewer than four vectors.
+    """
+
+    decode_by_sum: bool
+    head_rows: int
+
+
+CPU = Platform(decode_by_sum=True, head_rows=4)
+ACCELERATOR = Platform(decode_by_sum=False, head_rows=1)
+
+
+@functools.cache
+def current() -> Platform:
+    """The choices for the default backend."""
+    return CPU if jax.default_backend() == "cpu" else ACCELERATOR
