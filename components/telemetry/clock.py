@@ -1,0 +1,79 @@
+"""What a role is doing, moment by moment -> seconds by state.
+
+A role (trainer, engine) is in exactly one state at a time. A state whose name begins with "waiting" is idle, and what
+follows names the cause: "waiting for generation". Every other state counts as work.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+STARTING = "starting"
+BUSY = "busy"
+
+
+def is_waiting(state: str) -> bool:
+    """Whether a state is idle."""
+    return state.startswith("waiting")
+
+
+def idle_share(totals: Mapping[str, float]) -> float:
+    """Waiting seconds over all seconds except those of the start, between 0 and 1; 0 where there are none."""
+    counted = {state: seconds for state, seconds in totals.items() if state != STARTING}
+    whole = sum(counted.values())
+    return sum(seconds for state, seconds in counted.items() if is_waiting(state)) / whole if whole else 0.0
+
+
+class RoleClock:
+    """Seconds by state of one role. One thread switches; any thread reads.
+
+    `clock` gives seconds and is replaced in tests.
+    """
+
+    def __init__(self, role: str, *, state: str = STARTING, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.role = role
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = state
+        self._since = clock()
+        self._totals: dict[str, float] = {}
+
+    @property
+    def state(self) -> str:
+        """The state that the role is in."""
+        return self._state
+
+    def switch(self, state: str) -> str:
+        """Leave the current state for another and return the one that was left."""
+        with self._lock:
+            moment = self._clock()
+            left = self._state
+            self._totals[left] = self._totals.get(left, 0.0) + moment - self._since
+            self._state, self._since = state, moment
+        return left
+
+    @contextmanager
+    def during(self, state: str) -> Iterator[None]:
+        """Be in `state` for a block, then go back."""
+        left = self.switch(state)
+        try:
+            yield
+        finally:
+            self.switch(left)
+
+    def totals(self) -> dict[str, float]:
+        """Seconds by state since the clock was made, the current state up to now included."""
+        with self._lock:
+            totals = dict(self._totals)
+            totals[self._state] = totals.get(self._state, 0.0) + self._clock() - self._since
+        return totals
+
+    def idle_share(self) -> float:
+        """The share of its time, after the start, that the role has waited."""
+        return idle_share(self.totals())
+
+
+def difference(later: Mapping[str, float], earlier: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by state between two readings of `totals`."""
+    return {state: seconds - earlier.get(state, 0.0) for state, seconds in later.items()}

@@ -1,0 +1,209 @@
+"""Named stretches of time and counters -> a trace that Chrome's tracing page and Perfetto open. Always on.
+
+    with span("decode", rows=32):
+        ...
+    count("tokens", 128, fate="trained")
+
+Each thread writes to a ring of its own, so that no thread waits for another: a span costs about a microsecond, and
+old spans make room for new ones. A span may hold an `await`: stretches that overlap on one thread without nesting are
+exported as asynchronous ones, each on a track of its own.
+"""
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from components import storage
+
+RING_CAPACITY = 65_536
+"""Spans that are kept for each thread (a full ring takes about 20 MB)."""
+
+now = time.perf_counter
+"""The clock of all spans, in seconds. `record` takes its readings."""
+
+_Entry = tuple[str, float, float, Mapping[str, Any]]
+_CounterKey = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One finished stretch: `start` and `end` in seconds of `now`, `thread` the name of the thread that wrote it."""
+
+    name: str
+    start: float
+    end: float
+    thread: str
+    attributes: Mapping[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+class _ThreadRecord:
+    """What one thread has recorded. Only its own thread writes; others read whole copies."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        self.thread = thread
+        self.entries: deque[_Entry] = deque(maxlen=RING_CAPACITY)
+        self.counters: dict[_CounterKey, float] = {}
+
+
+class _Registry(threading.local):
+    """Finds the calling thread's record; a thread's first look makes it."""
+
+    def __init__(self) -> None:
+        record = _ThreadRecord(threading.current_thread())
+        with _lock:
+            _retire_ended_threads()
+            _records.append(record)
+        self.record = record
+        self.append = record.entries.append
+
+
+_lock = threading.Lock()  # taken when a thread records for the first time, and when a person reads
+_records: list[_ThreadRecord] = []
+_retired_spans: deque[Span] = deque(maxlen=RING_CAPACITY)
+_retired_counters: dict[_CounterKey, float] = {}
+_started_unix = time.time() - now()
+
+
+class span:  # noqa: N801 - used like a function
+    """`with span("prefill", tokens=512):` records how long the block took, also when it raises."""
+
+    __slots__ = ("_attributes", "_name", "_start")
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        self._name = name
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        self._start = now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _local.append((self._name, self._start, now(), self._attributes))
+
+
+def record(name: str, start: float, end: float, **attributes: Any) -> None:
+    """Record a stretch that was measured elsewhere; `start` and `end` are readings of `now` in seconds."""
+    _local.append((name, start, end, attributes))
+
+
+def count(name: str, amount: float = 1, **labels: str) -> None:
+    """Add to a counter. Counters of one name are told apart by their labels."""
+    counters = _local.record.counters
+    key = (name, *labels.items())
+    counters[key] = counters.get(key, 0) + amount
+
+
+def spans() -> list[Span]:
+    """Every span that the rings still hold, by start."""
+    with _lock:
+        found = list(_retired_spans)
+        for thread_record in _records:
+            found.extend(_spans_of(thread_record))
+    return sorted(found, key=lambda each: each.start)
+
+
+def counters() -> dict[str, float]:
+    """Sums over all threads, named `tokens` or, with labels in order of their names, `tokens{fate=trained}`."""
+    with _lock:
+        parts = [dict(_retired_counters), *(dict(each.counters) for each in _records)]
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, amount in part.items():
+            name = _counter_name(key)
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def clear() -> None:
+    """Forget all spans and counters."""
+    with _lock:
+        _retired_spans.clear()
+        _retired_counters.clear()
+        for thread_record in _records:
+            thread_record.entries.clear()
+            thread_record.counters.clear()
+
+
+def write_trace(uri: str) -> None:
+    """Write all spans and counters as Chrome trace events (JSON) to a local path or gs:// URI."""
+    storage.write_text(uri, json.dumps(trace(), default=str))
+
+
+def trace() -> dict[str, Any]:
+    """The Chrome trace: an `X` event for a span that nests in its thread, a `b`/`e` pair for one that does not."""
+    by_thread: dict[str, list[Span]] = {}
+    for each in spans():
+        by_thread.setdefault(each.thread, []).append(each)
+    events: list[dict[str, Any]] = []
+    for thread_number, (thread, members) in enumerate(by_thread.items(), start=1):
+        where = {"pid": 1, "tid": thread_number}
+        events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
+        events.extend(event | where for event in _events(members))
+    for identity, event in enumerate(event for event in events if event["ph"] == "b"):
+        event["id"] = identity
+    return {
+        "traceEvents": [event for pair in map(_with_end, events) for event in pair],
+        "displayTimeUnit": "ms",
+        "otherData": {"unix_time_of_zero": _started_unix, "counters": counters()},
+    }
+
+
+def _events(members: Iterable[Span]) -> Iterable[dict[str, Any]]:
+    """Events of one thread. `open_ends` are the ends of the spans around the current one, the innermost last."""
+    open_ends: list[float] = []
+    for each in sorted(members, key=lambda each: (each.start, -each.end)):
+        while open_ends and open_ends[-1] <= each.start:
+            open_ends.pop()
+        nested = not open_ends or each.end <= open_ends[-1]
+        if nested:
+            open_ends.append(each.end)
+        yield {
+            "ph": "X" if nested else "b",
+            "name": each.name,
+            "cat": "span",
+            "ts": each.start * 1e6,
+            "dur": each.seconds * 1e6,
+            "args": dict(each.attributes),
+        }
+
+
+def _with_end(event: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    if event["ph"] != "b":
+        return (event,)
+    begin = {key: value for key, value in event.items() if key != "dur"}
+    end = {key: value for key, value in begin.items() if key != "args"}
+    return begin, end | {"ph": "e", "ts": event["ts"] + event["dur"]}
+
+
+def _spans_of(thread_record: _ThreadRecord) -> list[Span]:
+    name = thread_record.thread.name
+    # A copy in one call into C, as the thread itself may be writing.
+    return [Span(*entry[:3], name, entry[3]) for entry in thread_record.entries.copy()]
+
+
+def _retire_ended_threads() -> None:
+    """Fold the records of threads that have ended into shared ones, so that short-lived threads cost no memory."""
+    for thread_record in [each for each in _records if not each.thread.is_alive()]:
+        _records.remove(thread_record)
+        _retired_spans.extend(_spans_of(thread_record))
+        for key, amount in thread_record.counters.items():
+            _retired_counters[key] = _retired_counters.get(key, 0) + amount
+
+
+def _counter_name(key: _CounterKey) -> str:
+    name, *labels = key
+    return f"{name}{{{','.join(f'{label}={value}' for label, value in sorted(labels))}}}" if labels else name
+
+
+_local = _Registry()
