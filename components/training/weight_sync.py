@@ -1,15 +1,15 @@
 """A trained adapter -> the adapter that the engine serves, proven on the way.
 
-Four things are checked before a version answers a single request: the number of bound modules, that every number is
-finite, that what the engine holds has the trainer's fingerprint, and that trainer and engine give the same log-probs to
-a few canary sequences, each by its own path through the model. The proof of each version is kept with the run.
+Three things are checked before a version answers a single request: the number of bound modules, that every number is
+finite, and that trainer and engine give the same log-probs to a few canary sequences, each by its own path through the
+model. The proof of each version, with the fingerprint of what was handed over, is kept with the run.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from components.telemetry.spans import span
 TrainerScore = Callable[[Adapter, Sequence[int]], Float[np.ndarray, " tokens"]]
 
 
+@runtime_checkable
 class Serving(Protocol):
     """What a weight sync needs of an engine."""
 
@@ -70,7 +71,7 @@ class WeightSync:
         self._tolerance = tolerance
 
     def publish(self, adapter: Adapter, version: int) -> SyncProof:
-        """Prove `adapter` and serve it as `version`. Blocks for two short forward passes: call it off the event loop."""
+        """Prove `adapter` and serve it as `version`. Blocks for short forward passes: call it off the event loop."""
         with span("weight_sync", version=version):
             started = time.perf_counter()
             modules = len(module_names(adapter))
@@ -101,8 +102,8 @@ class WeightSync:
             worst = max(worst, float(np.max(np.abs(trainer - engine))))
         if not worst <= self._tolerance:
             raise ProofError(
-                f"weight sync of version {version}: trainer and engine differ by {worst:.3g} in the log-probs of a canary "
-                f"sequence (tolerance {self._tolerance:g}); what would be sampled is not what is trained"
+                f"weight sync of version {version}: trainer and engine differ by {worst:.3g} in the log-probs of a "
+                f"canary sequence (tolerance {self._tolerance:g}); what would be sampled is not what is trained"
             )
         return worst
 

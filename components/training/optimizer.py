@@ -1,0 +1,98 @@
+"""Settings -> an optax chain and its learning rate over a run whose number of steps is known.
+
+The learning rate is a function of the optimizer step and is applied by `training/update.py`, so that a step that was
+skipped does not shift the schedule.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int
+from pydantic import Field
+
+from components.config import config
+from components.errors import ConfigError, Problem
+
+
+class Schedule(StrEnum):
+    """The learning rate after the warm-up: held, or down to 0 at the run's last step."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+@config
+class OptimizerConfig:
+    """AdamW (arXiv:1711.05101). `warmup_steps` are optimizer steps; `clip_norm` bounds the global gradient norm."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    schedule: Schedule = Schedule.CONSTANT
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    b1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+
+
+class Optimizer(NamedTuple):
+    """`direction` maps gradients to what `learning_rate(step)` is multiplied by and subtracted from the weights."""
+
+    direction: optax.GradientTransformation
+    learning_rate: Callable[[Int[Array, ""]], Array]
+    total_steps: int
+
+
+def make_optimizer(config: OptimizerConfig, total_steps: int) -> Optimizer:
+    """The chain clip -> Adam -> weight decay, and the schedule over `total_steps`.
+
+    Raises ConfigError when there is no step to make, or the warm-up is not shorter than the run.
+    """
+    if total_steps < 1:
+        raise ConfigError(
+            Problem("optimizer", total_steps, "the run has no optimizer step; give it more tasks or steps")
+        )
+    if config.warmup_steps and config.warmup_steps >= total_steps:
+        message = f"the run has only {total_steps} optimizer steps, so the learning rate would never be reached"
+        raise ConfigError(Problem("optimizer.warmup_steps", config.warmup_steps, message))
+    stages = [] if config.clip_norm is None else [optax.clip_by_global_norm(config.clip_norm)]
+    stages.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.epsilon))
+    if config.weight_decay:
+        stages.append(optax.add_decayed_weights(config.weight_decay))
+    return Optimizer(optax.chain(*stages), _schedule(config, total_steps), total_steps)
+
+
+def _schedule(config: OptimizerConfig, total_steps: int) -> Callable[[Int[Array, ""]], Array]:
+    """Step 0 is the first. Warm-up reaches the full rate at step `warmup_steps`; the last step makes a small move."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    remaining = max(total_steps - warmup, 1)
+
+    def learning_rate(step: Int[Array, ""]) -> Array:
+        # The first step of a warm-up moves too: counting from 1 wastes no rollout on a rate of 0.
+        rise = jnp.minimum((step + 1) / (warmup + 1), 1.0)
+        progress = jnp.clip((step - warmup) / remaining, 0.0, 1.0)
+        match config.schedule:
+            case Schedule.CONSTANT:
+                fall = jnp.ones_like(progress)
+            case Schedule.LINEAR:
+                fall = 1 - progress
+            case Schedule.COSINE:
+                fall = 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return peak * rise * fall
+
+    return learning_rate
+
+
+def optimizer_steps(rows: int, tasks_per_step: int, epochs: int, max_steps: int | None, drop_last: bool) -> int:
+    """How many optimizer steps a run makes of `rows` tasks, seen `epochs` times, `tasks_per_step` groups a step.
+
+    The size of a group does not count, and a step may span two epochs: only the last step of the run can be short, and
+    `drop_last` leaves it out. 7473 rows, 8 tasks a step, 1 epoch -> 934, or 935 with the short one.
+    """
+    groups = rows * epochs
+    steps = groups // tasks_per_step if drop_last else -(-groups // tasks_per_step)
+    return steps if max_steps is None else min(steps, max_steps)

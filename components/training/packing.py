@@ -1,0 +1,246 @@
+"""Trajectories -> samples -> micro-batches: rows of several samples, and flat arrays of the tokens that are trained.
+
+A micro-batch has one shape for its rows (`rows x row_length`) and one of few for its flat arrays, so a run compiles a
+handful of programs. For two samples "hi|a" and "yo|ok" (prompt|completion) in a row of 8, each letter a token:
+
+    tokens       h  i  a  y  o  o  k  _        index              1  4  5    the place that PREDICTS the token
+    positions    0  1  2  0  1  2  3  0        sampled.sequence   0  1  1    a completion's tokens share one
+    segments     1  1  1  2  2  2  2  0        targets            a  o  k    the token itself
+
+Nothing is masked by value: a pad id that equals the end-of-sequence id hides no token.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float, Int
+from pydantic import Field
+
+from components.algorithms.objective import SampledTokens
+from components.config import config
+from components.errors import ConfigError, Problem
+from components.types import Sample, Trajectory
+
+UNSAMPLED_VERSION = -1
+
+
+class Microbatch(NamedTuple):
+    """One shape of work for the device. Segment 0, weight 0 and sequence -1 are padding.
+
+    `index` points into the rows laid end to end; the hidden state there predicts `targets`. `sampled` is what an
+    objective needs. A named tuple and not a dataclass, so that trees of shapes or specs can be made of it.
+    """
+
+    tokens: Int[Array, "rows length"]
+    positions: Int[Array, "rows length"]
+    segments: Int[Array, "rows length"]
+    index: Int[Array, "tokens"]
+    targets: Int[Array, "tokens"]
+    sampled: SampledTokens
+
+    @property
+    def fill(self) -> float:
+        """Share of the rows' places that hold a token."""
+        return float(np.mean(np.asarray(self.segments) > 0))
+
+
+@config
+class PackingConfig:
+    """Shape of a micro-batch. `row_length` bounds the tokens of one trajectory, prompts and replies included.
+
+    `capacities` are the allowed sizes of the flat arrays; the smallest that fits is taken. Empty means a quarter, a half
+    and all of `rows * row_length`.
+    """
+
+    rows: Annotated[int, Field(ge=1)] = 4
+    row_length: Annotated[int, Field(ge=2)] = 512
+    capacities: tuple[Annotated[int, Field(ge=1)], ...] = ()
+
+    def __post_init__(self) -> None:
+        places = self.rows * self.row_length
+        if self.capacities and max(self.capacities) < self.row_length - 1:
+            raise ConfigError(
+                Problem(
+                    where="packing.capacities",
+                    value=self.capacities,
+                    message=f"the largest must hold the sampled tokens of one row, up to {self.row_length - 1}",
+                )
+            )
+        if self.capacities and max(self.capacities) > places:
+            raise ConfigError(
+                Problem(where="packing.capacities", value=self.capacities, message=f"a micro-batch has {places} places")
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the flat arrays in use, ascending."""
+        places = self.rows * self.row_length
+        return tuple(sorted(set(self.capacities or (-(-places // 4), -(-places // 2), places))))
+
+
+def check_row_length(config: PackingConfig, context_length: int) -> None:
+    """Raise ConfigError, naming both numbers, when an episode may grow longer than a row of the trainer."""
+    if context_length > config.row_length:
+        message = f"an episode may be {context_length} tokens long; raise row_length or lower the episode's limit"
+        raise ConfigError(Problem(where="packing.row_length", value=config.row_length, message=message))
+
+
+def to_sample(trajectory: Trajectory, advantage: float) -> Sample:
+    """Lay the turns flat. Only tokens that the policy sampled are marked in the completion mask.
+
+    Raises ValueError when a turn's prompt does not extend what came before it: then something was rendered again
+    instead of appended, and the loss would be taken on text that the policy never saw.
+    """
+    token_ids: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+    versions: list[int] = []
+    for number, turn in enumerate(trajectory.turns):
+        _check_extension(trajectory, number, token_ids, turn.prompt_ids)
+        added = turn.prompt_ids[len(token_ids) :]
+        completion = turn.completion
+        token_ids += [*added, *completion.token_ids]
+        mask += [False] * len(added) + [True] * len(completion.token_ids)
+        logprobs += [0.0] * len(added) + list(completion.logprobs)
+        versions += [UNSAMPLED_VERSION] * len(added) + list(completion.versions)
+    return Sample(
+        token_ids=tuple(token_ids),
+        completion_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        versions=tuple(versions),
+        advantage=advantage,
+        task_id=trajectory.task.id,
+        member=trajectory.member,
+    )
+
+
+def _check_extension(trajectory: Trajectory, number: int, before: list[int], prompt_ids: tuple[int, ...]) -> None:
+    where = f"task {trajectory.task.id!r}, member {trajectory.member}, turn {number}"
+    if not prompt_ids:
+        raise ValueError(f"{where}: the prompt is empty; the first sampled token would have nothing that predicts it")
+    for place, (old, new) in enumerate(zip(before, prompt_ids, strict=False)):
+        if old != new:
+            raise ValueError(
+                f"{where}: the prompt has token {new} at position {place} where the policy saw {old}; "
+                "a prompt must extend the tokens before it (append ids, never render earlier turns again)"
+            )
+    if len(prompt_ids) < len(before):
+        raise ValueError(
+            f"{where}: the prompt has {len(prompt_ids)} tokens, fewer than the {len(before)} that came before it"
+        )
+
+
+@dataclass
+class _Row:
+    """Samples of one row so far; `segments` counts them."""
+
+    used: int = 0
+    segments: int = 0
+
+
+@dataclass
+class Packer:
+    """Takes samples as they arrive and gives full micro-batches (first fit over the rows of the open one).
+
+    `weight` maps the number of sampled tokens of a sample to the weight of each (`Objective.weight`). Samples without
+    sampled tokens are passed over. Not thread-safe.
+    """
+
+    config: PackingConfig
+    weight: Callable[[int], float]
+    _rows: list[_Row] = field(default_factory=list)
+    _placed: list[tuple[Sample, int, int, int]] = field(default_factory=list)
+    _sampled: int = 0
+
+    def add(self, sample: Sample) -> Microbatch | None:
+        """Place a sample; the micro-batch that was open comes back when there was no room left in it.
+
+        Raises ValueError when the sample is longer than a row, or its lists differ in length.
+        """
+        _check_sample(sample, self.config)
+        length, sampled = len(sample.token_ids), sum(sample.completion_mask)
+        if not sampled:
+            return None
+        full = None
+        row = self._first_fit(length, sampled)
+        if row is None:
+            full = self.flush()
+            row = self._first_fit(length, sampled)
+            assert row is not None, "an empty micro-batch holds any sample that is no longer than a row"
+        place = self._rows[row]
+        place.segments += 1
+        self._placed.append((sample, row, place.used, place.segments))
+        place.used += length
+        self._sampled += sampled
+        return full
+
+    def flush(self) -> Microbatch | None:
+        """The open micro-batch, padded; None when there is nothing in it."""
+        if not self._placed:
+            return None
+        size = next(size for size in self.config.sizes if size >= self._sampled)
+        microbatch = _lay_out(self._placed, self.config, size, self.weight)
+        self._rows, self._placed, self._sampled = [], [], 0
+        return microbatch
+
+    def pack(self, samples: Iterable[Sample]) -> Iterator[Microbatch]:
+        """All micro-batches of `samples`, the padded last one included."""
+        for sample in samples:
+            if (full := self.add(sample)) is not None:
+                yield full
+        if (last := self.flush()) is not None:
+            yield last
+
+    def _first_fit(self, length: int, sampled: int) -> int | None:
+        if self._sampled + sampled > self.config.sizes[-1]:
+            return None
+        for number, row in enumerate(self._rows):
+            if row.used + length <= self.config.row_length:
+                return number
+        if len(self._rows) == self.config.rows:
+            return None
+        self._rows.append(_Row())
+        return len(self._rows) - 1
+
+
+def _check_sample(sample: Sample, config: PackingConfig) -> None:
+    where = f"sample of task {sample.task_id!r}, member {sample.member}"
+    lengths = {len(sample.token_ids), len(sample.completion_mask), len(sample.logprobs), len(sample.versions)}
+    if len(lengths) > 1:
+        raise ValueError(f"{where}: tokens, mask, log-probs and versions have lengths {sorted(lengths)}, not one")
+    if len(sample.token_ids) > config.row_length:
+        raise ValueError(
+            f"{where} has {len(sample.token_ids)} tokens, more than packing.row_length = {config.row_length}; "
+            "raise row_length or lower the episode's limit of tokens"
+        )
+    if sample.completion_mask and sample.completion_mask[0]:
+        raise ValueError(f"{where}: its first token is marked as sampled, but nothing comes before it to predict it")
+
+
+def _lay_out(
+    placed: list[tuple[Sample, int, int, int]], config: PackingConfig, size: int, weight: Callable[[int], float]
+) -> Microbatch:
+    tokens, positions, segments = np.zeros((3, config.rows, config.row_length), dtype=np.int32)
+    index, targets, versions = np.zeros((3, size), dtype=np.int32)
+    behavior, advantages, weights = np.zeros((3, size), dtype=np.float32)
+    sequence = np.full(size, -1, dtype=np.int32)
+    filled = 0
+    for number, (sample, row, start, segment) in enumerate(placed):
+        end = start + len(sample.token_ids)
+        tokens[row, start:end] = sample.token_ids
+        positions[row, start:end] = np.arange(end - start)
+        segments[row, start:end] = segment
+        (sampled,) = np.nonzero(np.asarray(sample.completion_mask))
+        flat = slice(filled, filled + len(sampled))
+        index[flat] = row * config.row_length + start + sampled - 1
+        targets[flat] = np.asarray(sample.token_ids)[sampled]
+        behavior[flat] = np.asarray(sample.logprobs)[sampled]
+        versions[flat] = np.asarray(sample.versions)[sampled]
+        advantages[flat] = sample.advantage
+        weights[flat] = weight(len(sampled))
+        sequence[flat] = number
+        filled = flat.stop
+    known = SampledTokens(behavior, advantages, weights, sequence, versions)
+    return Microbatch(tokens, positions, segments, index, targets, known)

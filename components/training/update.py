@@ -1,0 +1,157 @@
+"""Micro-batches -> gradients, summed as they arrive -> one better adapter.
+
+The update knows no algorithm: an `Objective` gives a weighted sum of losses and the denominator of the whole optimizer
+step divides the sum of all gradients once. The base is an argument of every jitted function and never part of a
+compiled program; the gradient is taken of the adapter alone.
+
+The adapter of a `TrainState` is never donated, as the engine may be serving it; gradients and optimizer state are.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from components.algorithms.objective import Objective, Statistics
+from components.model.architecture import Architecture
+from components.model.base import Base
+from components.model.decoder import forward
+from components.model.head import token_logprobs
+from components.model.lora import Adapter
+from components.training.optimizer import Optimizer
+from components.training.packing import Microbatch
+
+Metrics = dict[str, Array]
+
+
+class TrainState(NamedTuple):
+    """What an optimizer step changes.
+
+    `step` counts optimizer steps, the skipped ones included: it is the policy version. `skipped` counts the steps that
+    left the adapter as it was, because a gradient was not finite or there was no token.
+    """
+
+    adapter: Adapter
+    optimizer: optax.OptState
+    step: Int[Array, ""]
+    skipped: Int[Array, ""]
+
+
+Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
+Accumulate = Callable[..., tuple[Adapter, Statistics]]
+Apply = Callable[[TrainState, Adapter, float], tuple[TrainState, Metrics]]
+
+
+def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
+    """Step 0. The adapter is shared with the caller, not copied."""
+    return TrainState(adapter, optimizer.direction.init(adapter), jnp.int32(0), jnp.int32(0))
+
+
+def zero_gradients(adapter: Adapter) -> Adapter:
+    """Fresh float32 sums, to be donated to `accumulate`."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), adapter)
+
+
+def make_score(architecture: Architecture, *, temperature: float, chunk: int = 256) -> Score:
+    """A jitted (base, adapter, microbatch) -> log-probs of the sampled tokens; 0 at padding.
+
+    Log-probs are of the temperature-scaled distribution over the whole vocabulary, as the engine's are. `adapter=None`
+    is the reference policy.
+    """
+
+    @jax.jit
+    def score(base: Base, adapter: Adapter | None, microbatch: Microbatch) -> Float[Array, "tokens"]:
+        logprobs, _ = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
+        return jnp.where(microbatch.sampled.mask, logprobs, 0.0)
+
+    return score
+
+
+def make_accumulate(
+    architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = 256
+) -> Accumulate:
+    """A jitted (base, adapter, gradients, microbatch, reference_logprobs=None) -> (gradients, statistics).
+
+    `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `reference_logprobs`
+    ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`. Statistics are sums of
+    this micro-batch: the objective's, and `entropy`; add them up over an optimizer step (`add_statistics`).
+    """
+
+    def loss(
+        adapter: Adapter, base: Base, microbatch: Microbatch, reference: Float[Array, "tokens"] | None
+    ) -> tuple[Float[Array, ""], Statistics]:
+        logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
+        total, statistics = objective.loss(logprobs, reference, microbatch.sampled)
+        entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
+        return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy)}
+
+    def accumulate(
+        base: Base,
+        adapter: Adapter,
+        gradients: Adapter,
+        microbatch: Microbatch,
+        reference_logprobs: Float[Array, "tokens"] | None = None,
+    ) -> tuple[Adapter, Statistics]:
+        added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, reference_logprobs)
+        return jax.tree.map(jnp.add, gradients, added), statistics
+
+    return jax.jit(accumulate, donate_argnums=(2,))
+
+
+def make_apply(optimizer: Optimizer) -> Apply:
+    """A (state, gradients, denominator) -> (state, metrics) that ends an optimizer step.
+
+    Gradients and the state's optimizer part are donated, its adapter is not. When the denominator is 0 or a gradient is
+    not finite, adapter and optimizer state stay as they are and the step counts as skipped. Metrics: `gradient_norm`
+    (before clipping), `update_norm`, `learning_rate`, `skipped` (0 or 1).
+    """
+
+    def step(
+        adapter: Adapter, state: optax.OptState, number: Array, gradients: Adapter, denominator: Array
+    ) -> tuple[Adapter, optax.OptState, Metrics]:
+        gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(denominator, 1e-30), gradients)
+        norm = optax.global_norm(gradients)
+        usable = jnp.isfinite(norm) & (denominator > 0)
+        rate = optimizer.learning_rate(number)
+        directions, moved = optimizer.direction.update(gradients, state, adapter)
+        changes = jax.tree.map(lambda leaf: jnp.where(usable, -rate * leaf, 0.0), directions)
+        kept = jax.tree.map(lambda new, old: jnp.where(usable, new, old), moved, state)
+        metrics = {
+            "gradient_norm": jnp.where(usable, norm, 0.0),
+            "update_norm": optax.global_norm(changes),
+            "learning_rate": rate,
+            "skipped": (~usable).astype(jnp.int32),
+        }
+        return optax.apply_updates(adapter, changes), kept, metrics
+
+    jitted = jax.jit(step, donate_argnums=(1, 3))
+
+    def apply(state: TrainState, gradients: Adapter, denominator: float) -> tuple[TrainState, Metrics]:
+        adapter, moved, metrics = jitted(
+            state.adapter, state.optimizer, state.step, gradients, jnp.float32(denominator)
+        )
+        return TrainState(adapter, moved, state.step + 1, state.skipped + metrics["skipped"]), metrics
+
+    return apply
+
+
+def add_statistics(sums: Mapping[str, Array], added: Mapping[str, Array]) -> Statistics:
+    """Sums of an optimizer step so far; start from `{}`."""
+    return {key: value + sums.get(key, 0.0) for key, value in added.items()}
+
+
+def _forward_logprobs(
+    architecture: Architecture,
+    base: Base,
+    adapter: Adapter | None,
+    microbatch: Microbatch,
+    temperature: float,
+    chunk: int,
+) -> tuple[Float[Array, "tokens"], Float[Array, "tokens"]]:
+    """Log-probs and entropies of the flat tokens; the head sees the places that predict a sampled token only."""
+    hidden = forward(architecture, base, adapter, microbatch.tokens, microbatch.positions, microbatch.segments)
+    predicting = hidden.reshape(-1, hidden.shape[-1])[microbatch.index]
+    return token_logprobs(architecture, base, predicting, microbatch.targets, temperature=temperature, chunk=chunk)
