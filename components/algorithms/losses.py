@@ -1,8 +1,8 @@
 """Log-probs of sampled tokens -> loss per token.
 
-Flat arrays, one entry per token that the policy sampled. There are no rows, and the only padding is entries whose `mask`
-is false: they come out as 0 with gradient 0, whatever nonsense stands in them. The input of every exp is cleaned, not its
-output: an infinity that is masked after the exp is harmless forwards and NaN backwards.
+Flat arrays, one entry per token that the policy sampled. There are no rows, and the only padding is entries whose
+`mask` is false: they come out as 0 with gradient 0, whatever nonsense stands in them. The input of every exp is
+cleaned, not its output: an infinity that is masked after the exp is harmless forwards and NaN backwards.
 """
 
 from enum import StrEnum

@@ -11,8 +11,9 @@ and the denominator when the optimizer step is complete, so micro-batches can be
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 from pydantic import Field
@@ -84,7 +85,9 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 }
 
 
-class SampledTokens(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SampledTokens:
     """What an objective knows of the sampled tokens of a micro-batch, beside their log-probs.
 
     `sequence` tells samples apart (0, 1, ... within the micro-batch; -1 is padding). All tokens of a sample are in one

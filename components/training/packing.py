@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 from pydantic import Field
 
 from components.algorithms.objective import SampledTokens
@@ -26,11 +28,13 @@ from components.types import Sample, Trajectory
 UNSAMPLED_VERSION = -1
 
 
-class Microbatch(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Microbatch:
     """One shape of work for the device. Segment 0, weight 0 and sequence -1 are padding.
 
     `index` points into the rows laid end to end; the hidden state there predicts `targets`. `sampled` is what an
-    objective needs. A named tuple and not a dataclass, so that trees of shapes or specs can be made of it.
+    objective needs.
     """
 
     tokens: Int[Array, "rows length"]
@@ -50,8 +54,8 @@ class Microbatch(NamedTuple):
 class PackingConfig:
     """Shape of a micro-batch. `row_length` bounds the tokens of one trajectory, prompts and replies included.
 
-    `capacities` are the allowed sizes of the flat arrays; the smallest that fits is taken. Empty means a quarter, a half
-    and all of `rows * row_length`.
+    `capacities` are the allowed sizes of the flat arrays; the smallest that fits is taken. Empty means a quarter, a
+    half and all of `rows * row_length`.
     """
 
     rows: Annotated[int, Field(ge=1)] = 4
@@ -132,6 +136,13 @@ def _check_extension(trajectory: Trajectory, number: int, before: list[int], pro
         )
 
 
+class _Placed(NamedTuple):
+    sample: Sample
+    row: int
+    start: int
+    segment: int
+
+
 @dataclass
 class _Row:
     """Samples of one row so far; `segments` counts them."""
@@ -151,7 +162,7 @@ class Packer:
     config: PackingConfig
     weight: Callable[[int], float]
     _rows: list[_Row] = field(default_factory=list)
-    _placed: list[tuple[Sample, int, int, int]] = field(default_factory=list)
+    _placed: list[_Placed] = field(default_factory=list)
     _sampled: int = 0
 
     def add(self, sample: Sample) -> Microbatch | None:
@@ -171,7 +182,7 @@ class Packer:
             assert row is not None, "an empty micro-batch holds any sample that is no longer than a row"
         place = self._rows[row]
         place.segments += 1
-        self._placed.append((sample, row, place.used, place.segments))
+        self._placed.append(_Placed(sample, row, place.used, place.segments))
         place.used += length
         self._sampled += sampled
         return full
@@ -219,28 +230,47 @@ def _check_sample(sample: Sample, config: PackingConfig) -> None:
         raise ValueError(f"{where}: its first token is marked as sampled, but nothing comes before it to predict it")
 
 
-def _lay_out(
-    placed: list[tuple[Sample, int, int, int]], config: PackingConfig, size: int, weight: Callable[[int], float]
-) -> Microbatch:
+def _lay_out(placed: list[_Placed], config: PackingConfig, size: int, weight: Callable[[int], float]) -> Microbatch:
     tokens, positions, segments = np.zeros((3, config.rows, config.row_length), dtype=np.int32)
-    index, targets, versions = np.zeros((3, size), dtype=np.int32)
-    behavior, advantages, weights = np.zeros((3, size), dtype=np.float32)
-    sequence = np.full(size, -1, dtype=np.int32)
+    index, targets = np.zeros((2, size), dtype=np.int32)
     filled = 0
-    for number, (sample, row, start, segment) in enumerate(placed):
+    for sample, row, start, segment in placed:
         end = start + len(sample.token_ids)
         tokens[row, start:end] = sample.token_ids
         positions[row, start:end] = np.arange(end - start)
         segments[row, start:end] = segment
-        (sampled,) = np.nonzero(np.asarray(sample.completion_mask))
+        (sampled,) = np.nonzero(sample.completion_mask)
         flat = slice(filled, filled + len(sampled))
         index[flat] = row * config.row_length + start + sampled - 1
         targets[flat] = np.asarray(sample.token_ids)[sampled]
+        filled = flat.stop
+    return Microbatch(
+        tokens=jnp.asarray(tokens),
+        positions=jnp.asarray(positions),
+        segments=jnp.asarray(segments),
+        index=jnp.asarray(index),
+        targets=jnp.asarray(targets),
+        sampled=_lay_out_sampled([each.sample for each in placed], size, weight),
+    )
+
+
+def _lay_out_sampled(samples: list[Sample], size: int, weight: Callable[[int], float]) -> SampledTokens:
+    behavior, advantages, weights = np.zeros((3, size), dtype=np.float32)
+    versions, sequence = np.full((2, size), -1, dtype=np.int32)
+    filled = 0
+    for number, sample in enumerate(samples):
+        (sampled,) = np.nonzero(sample.completion_mask)
+        flat = slice(filled, filled + len(sampled))
         behavior[flat] = np.asarray(sample.logprobs)[sampled]
         versions[flat] = np.asarray(sample.versions)[sampled]
         advantages[flat] = sample.advantage
         weights[flat] = weight(len(sampled))
         sequence[flat] = number
         filled = flat.stop
-    known = SampledTokens(behavior, advantages, weights, sequence, versions)
-    return Microbatch(tokens, positions, segments, index, targets, known)
+    return SampledTokens(
+        behavior_logprobs=jnp.asarray(behavior),
+        advantages=jnp.asarray(advantages),
+        weights=jnp.asarray(weights),
+        sequence=jnp.asarray(sequence),
+        versions=jnp.asarray(versions),
+    )

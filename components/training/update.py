@@ -8,7 +8,8 @@ The adapter of a `TrainState` is never donated, as the engine may be serving it;
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +28,9 @@ from components.training.packing import Microbatch
 Metrics = dict[str, Array]
 
 
-class TrainState(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
     """What an optimizer step changes.
 
     `step` counts optimizer steps, the skipped ones included: it is the policy version. `skipped` counts the steps that
@@ -41,8 +44,23 @@ class TrainState(NamedTuple):
 
 
 Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
-Accumulate = Callable[..., tuple[Adapter, Statistics]]
+
 Apply = Callable[[TrainState, Adapter, float], tuple[TrainState, Metrics]]
+
+
+class Accumulate(Protocol):
+    """One micro-batch more; see `make_accumulate`."""
+
+    def __call__(
+        self,
+        base: Base,
+        adapter: Adapter,
+        gradients: Adapter,
+        microbatch: Microbatch,
+        reference_logprobs: Float[Array, "tokens"] | None = None,
+    ) -> tuple[Adapter, Statistics]:
+        """Add the gradient of `microbatch` to `gradients`, which is donated."""
+        ...
 
 
 def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
