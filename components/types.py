@@ -7,7 +7,7 @@ task are a `Group`; a trajectory laid flat for the trainer is a `Sample`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Role(StrEnum):
@@ -98,6 +98,7 @@ class SequenceId:
     turn: int = 0
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Tokens in, tokens out. `prompt_ids` is the whole context so far, `max_tokens` the limit of this turn."""
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from components.environments.environment import Observation
 from components.environments.tools import Tool
-
 from components.types import Completion, FinishReason, Message, Role, SequenceId, Task
 
 

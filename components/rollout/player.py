@@ -17,7 +17,7 @@ class EnvironmentConfig:
     """`use` names a class as `module:Class`, `options` are its constructor's arguments, `limits` cut its episodes."""
 
     use: str
-    options: Mapping[str, Any] = {}  # noqa: RUF012 - a frozen config copies it
+    options: Mapping[str, Any] = {}
     renderer: Literal["plain", "compact", "chatml", "gemma"] = "chatml"
     limits: EpisodeLimits = EpisodeLimits()
 

@@ -1,0 +1,147 @@
+"""A PEFT adapter directory <-> an `Adapter`. This is the one form in which an adapter lies on a disk.
+
+The directory holds `adapter_config.json` and `adapter_model.safetensors`, with PEFT's names and its `[out, in]` order.
+A directory of another method (DoRA, KaSA, ...) or with a feature that is not supported here is refused by field name.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from safetensors.flax import load_file
+from safetensors.numpy import save_file
+
+from components.errors import WeightsError
+from components.model.architecture import Architecture
+from components.model.base import LINEAR_MODULES, module_name
+from components.model.lora import Adapter, LoraConfig, LoraPair, module_names
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_SUPPORTED = {
+    "peft_type",
+    "task_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "target_modules",
+    "base_model_name_or_path",
+    "lora_dropout",
+    "inference_mode",
+    "init_lora_weights",
+    "revision",
+    "peft_version",
+    "auto_mapping",
+    "megatron_core",
+    "runtime_config",
+    "exclude_modules",
+    "layers_pattern",
+    "layers_to_transform",
+}
+"""Fields that this reader understands, or that say nothing about the weights on the disk."""
+_NEUTRAL: tuple[Any, ...] = (None, False, "none", [], {}, "")
+
+
+def save_adapter(folder: Path, adapter: Adapter, config: LoraConfig, *, base_name: str) -> None:
+    """Write `adapter` so that `peft` loads it onto the model `base_name`. The configuration is written last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, np.ndarray] = {}
+    for name, pair in zip(module_names(adapter), _pairs(adapter), strict=True):
+        tensors[f"base_model.model.{name}.lora_A.weight"] = np.ascontiguousarray(np.asarray(pair.a).T)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = np.ascontiguousarray(np.asarray(pair.b).T)
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_name,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "use_rslora": config.rslora,
+        "target_modules": _targets(adapter),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def load_adapter(folder: Path, architecture: Architecture) -> Adapter:
+    """Read a PEFT directory as an adapter of this architecture. Raises WeightsError naming the field or the tensor."""
+    config = read_config(folder)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    sides: dict[str, dict[str, Float[Array, "_ _"]]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise WeightsError(f"{folder / WEIGHTS_FILE}: unexpected tensor {key!r}; only lora_A and lora_B are read")
+        sides.setdefault(match["module"], {})[match["side"]] = tensor.astype(jnp.float32).T
+    layers = tuple(
+        {
+            module: _pair(sides.pop(module_name(index, module)), config, architecture, index, module)
+            for module in LINEAR_MODULES
+            if module_name(index, module) in sides
+        }
+        for index in range(architecture.n_layers)
+    )
+    if sides:
+        raise WeightsError(f"{folder}: no module of this {architecture.family} model is named {sorted(sides)[0]!r}")
+    if not any(layers):
+        raise WeightsError(f"{folder / WEIGHTS_FILE}: holds no tensor, so the adapter changes nothing")
+    return Adapter(layers=layers)
+
+
+def read_config(folder: Path) -> LoraConfig:
+    """The rank, alpha and scale rule of a PEFT directory. Raises WeightsError for what would be half-read."""
+    path = folder / CONFIG_FILE
+    settings = _read_json(path)
+    if settings.get("peft_type") != "LORA":
+        raise WeightsError(f"{path}: peft_type is {settings.get('peft_type')!r}; only LORA adapters are read")
+    for field, value in settings.items():
+        if field not in _SUPPORTED and value not in _NEUTRAL and not (field == "bias" and value == "none"):
+            raise WeightsError(f"{path}: {field} = {value!r} is not supported; export the adapter as plain LoRA")
+    try:
+        return LoraConfig(
+            rank=settings["r"], alpha=float(settings["lora_alpha"]), rslora=settings.get("use_rslora", False)
+        )
+    except KeyError as missing:
+        raise WeightsError(f"{path}: the field {missing} is missing") from None
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist; a PEFT adapter directory holds it") from None
+    except json.JSONDecodeError as error:
+        raise WeightsError(f"{path}: is not JSON ({error})") from None
+
+
+def _pairs(adapter: Adapter) -> list[LoraPair]:
+    return [pair for layer in adapter.layers for pair in layer.values()]
+
+
+def _targets(adapter: Adapter) -> list[str]:
+    """Short names where every layer binds the same modules, whole names otherwise."""
+    kinds = {frozenset(layer) for layer in adapter.layers}
+    return sorted(kinds.pop()) if len(kinds) == 1 else list(module_names(adapter))
+
+
+def _pair(
+    sides: Mapping[str, Float[Array, "_ _"]], config: LoraConfig, architecture: Architecture, layer: int, module: str
+) -> LoraPair:
+    name = module_name(layer, module)
+    inputs, outputs = architecture.linear_shape(module)
+    wanted = {"A": (inputs, config.rank), "B": (config.rank, outputs)}
+    for side, shape in wanted.items():
+        found = sides[side].shape if side in sides else None
+        if found != shape:
+            stored, needed = found and found[::-1], shape[::-1]
+            raise WeightsError(f"{name}.lora_{side}.weight has shape {stored}, and this model needs {needed}")
+    return LoraPair(a=sides["A"], b=sides["B"], scale=config.scale)
