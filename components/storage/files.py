@@ -55,7 +55,7 @@ def write_text(uri: Uri, text: str, *, if_generation_match: int | None = None) -
 
 def exists(uri: Uri) -> bool:
     """Whether there is a file, or a folder that holds one."""
-    return place_of(uri).size(str(uri)) is not None or bool(list_files(uri))
+    return place_of(uri).size(str(uri)) is not None or any(True for _ in _whole_files(uri))
 
 
 def size(uri: Uri) -> int:
@@ -68,8 +68,7 @@ def size(uri: Uri) -> int:
 
 def list_files(folder: Uri) -> list[str]:
     """All files below a folder, as sorted paths or URIs. Files that are still being written are not among them."""
-    found = place_of(folder).walk(str(folder))
-    return sorted(each for each in found if not each.endswith(PARTIAL))
+    return sorted(_whole_files(folder))
 
 
 def delete(uri: Uri) -> None:
@@ -106,6 +105,10 @@ def download(uri: Uri, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with renamed_at_end(target) as partial:
         place_of(uri).download(str(uri), partial)
+
+
+def _whole_files(folder: Uri) -> Iterator[str]:
+    return (each for each in place_of(folder).walk(str(folder)) if not each.endswith(PARTIAL))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from components.errors import HeadraceError
 
@@ -17,6 +17,7 @@ class ConflictError(HeadraceError):
     """Somebody else wrote first: the generation is not the expected one."""
 
 
+@runtime_checkable
 class Place(Protocol):
     """What a place to store files must do. URIs are whole; a missing file raises FileNotFoundError."""
 

@@ -18,7 +18,7 @@ def is_waiting(state: str) -> bool:
     return state.startswith("waiting")
 
 
-def idle_share(totals: Mapping[str, float]) -> float:
+def idle_share(totals: Mapping[str, int | float]) -> float:
     """Waiting seconds over all seconds except those of the start, between 0 and 1; 0 where there are none."""
     counted = {state: seconds for state, seconds in totals.items() if state != STARTING}
     whole = sum(counted.values())
@@ -74,6 +74,6 @@ class RoleClock:
         return idle_share(self.totals())
 
 
-def difference(later: Mapping[str, float], earlier: Mapping[str, float]) -> dict[str, float]:
+def difference(later: Mapping[str, int | float], earlier: Mapping[str, int | float]) -> dict[str, float]:
     """Seconds by state between two readings of `totals`."""
     return {state: seconds - earlier.get(state, 0.0) for state, seconds in later.items()}

@@ -52,7 +52,7 @@ class _ThreadRecord:
     def __init__(self, thread: threading.Thread) -> None:
         self.thread = thread
         self.entries: deque[_Entry] = deque(maxlen=RING_CAPACITY)
-        self.counters: dict[_CounterKey, float] = {}
+        self.counters: dict[_CounterKey, int | float] = {}
 
 
 class _Registry(threading.local):
@@ -70,7 +70,7 @@ class _Registry(threading.local):
 _lock = threading.Lock()  # taken when a thread records for the first time, and when a person reads
 _records: list[_ThreadRecord] = []
 _retired_spans: deque[Span] = deque(maxlen=RING_CAPACITY)
-_retired_counters: dict[_CounterKey, float] = {}
+_retired_counters: dict[_CounterKey, int | float] = {}
 _started_unix = time.time() - now()
 
 
@@ -97,7 +97,7 @@ def record(name: str, start: float, end: float, **attributes: Any) -> None:
     _local.append((name, start, end, attributes))
 
 
-def count(name: str, amount: float = 1, **labels: str) -> None:
+def count(name: str, amount: int | float = 1, **labels: str) -> None:
     """Add to a counter. Counters of one name are told apart by their labels."""
     counters = _local.record.counters
     key = (name, *labels.items())
@@ -113,11 +113,11 @@ def spans() -> list[Span]:
     return sorted(found, key=lambda each: each.start)
 
 
-def counters() -> dict[str, float]:
+def counters() -> dict[str, int | float]:
     """Sums over all threads, named `tokens` or, with labels in order of their names, `tokens{fate=trained}`."""
     with _lock:
         parts = [dict(_retired_counters), *(dict(each.counters) for each in _records)]
-    total: dict[str, float] = {}
+    total: dict[str, int | float] = {}
     for part in parts:
         for key, amount in part.items():
             name = _counter_name(key)
