@@ -178,7 +178,7 @@ class Objective:
         return "\n".join(_formula(self))
 
 
-def mean_statistics(sums: Mapping[str, float], denominator: float) -> dict[str, float]:
+def mean_statistics(sums: Mapping[str, float], denominator: int | float) -> dict[str, float]:
     """Sums over an optimizer step -> loss, means per token, and the effective sample size as a share of the tokens.
 
     An optimizer step without tokens has none of them: `{"tokens": 0.0}` and a loss of 0.

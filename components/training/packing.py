@@ -239,7 +239,7 @@ def _lay_out(placed: list[_Placed], config: PackingConfig, size: int, weight: Ca
         tokens[row, start:end] = sample.token_ids
         positions[row, start:end] = np.arange(end - start)
         segments[row, start:end] = segment
-        (sampled,) = np.nonzero(sample.completion_mask)
+        sampled = np.flatnonzero(sample.completion_mask)
         flat = slice(filled, filled + len(sampled))
         index[flat] = row * config.row_length + start + sampled - 1
         targets[flat] = np.asarray(sample.token_ids)[sampled]
@@ -259,7 +259,7 @@ def _lay_out_sampled(samples: list[Sample], size: int, weight: Callable[[int], f
     versions, sequence = np.full((2, size), -1, dtype=np.int32)
     filled = 0
     for number, sample in enumerate(samples):
-        (sampled,) = np.nonzero(sample.completion_mask)
+        sampled = np.flatnonzero(sample.completion_mask)
         flat = slice(filled, filled + len(sampled))
         behavior[flat] = np.asarray(sample.logprobs)[sampled]
         versions[flat] = np.asarray(sample.versions)[sampled]

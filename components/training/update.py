@@ -45,7 +45,7 @@ class TrainState:
 
 Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
 
-Apply = Callable[[TrainState, Adapter, float], tuple[TrainState, Metrics]]
+Apply = Callable[[TrainState, Adapter, int | float], tuple[TrainState, Metrics]]
 
 
 class Accumulate(Protocol):
@@ -147,7 +147,7 @@ def make_apply(optimizer: Optimizer) -> Apply:
 
     jitted = jax.jit(step, donate_argnums=(1, 3))
 
-    def apply(state: TrainState, gradients: Adapter, denominator: float) -> tuple[TrainState, Metrics]:
+    def apply(state: TrainState, gradients: Adapter, denominator: int | float) -> tuple[TrainState, Metrics]:
         adapter, moved, metrics = jitted(
             state.adapter, state.optimizer, state.step, gradients, jnp.float32(denominator)
         )
