@@ -1,0 +1,186 @@
+"""Text <-> token ids, whatever file the vocabulary lies in.
+
+`encode` never yields a special token: what a user or a tool wrote cannot open or close a turn. A renderer puts special
+tokens in by id, with `token_id`. Nothing here adds a begin-of-sequence token; `bos_token_id` says whether the model
+wants one.
+"""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import tokenizers
+
+from components.errors import WeightsError
+from components.rollout import gguf_tokenizer
+
+FILE = "tokenizer.json"
+CHARACTERS_FILE = "characters.json"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer(Protocol):
+    """What a renderer and an engine need of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that opens every sequence of this model, or None when it has no such token."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text. Special tokens that are spelled in it are text like any other."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out. Bytes that are no UTF-8 character (yet) become U+FFFD."""
+        ...
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token as the vocabulary spells it, special ones too; None when there is no such token."""
+        ...
+
+    def save(self, folder: Path) -> Path:
+        """Write the tokenizer into a folder, so that `load_tokenizer(folder)` reads it back; the file's path."""
+        ...
+
+
+class FastTokenizer:
+    """A tokenizer of the `tokenizers` library."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner = inner
+        # Kept for the life of the object, as a switch in between would race with other episodes.
+        self._inner.encode_special_tokens = True
+        # The post-processor knows which token opens a sequence: it is all that an empty text is given.
+        opening = inner.encode("", add_special_tokens=True).ids
+        self._bos_token_id: int | None = opening[0] if opening else None
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that opens every sequence of this model."""
+        return self._bos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out."""
+        text: str = self._inner.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token, or None."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
+    def save(self, folder: Path) -> Path:
+        """Write tokenizer.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        self._inner.save(str(path))
+        return path
+
+
+class CharacterTokenizer:
+    """One token per character of a small alphabet; id 0 ends a text.
+
+    The alphabet's order is the ids' order, so it is part of the model.
+    """
+
+    END = "<end>"
+
+    def __init__(self, alphabet: str) -> None:
+        if len(set(alphabet)) != len(alphabet) or not alphabet:
+            raise WeightsError(f"an alphabet must hold each of its characters once, not {alphabet!r}")
+        self.alphabet = alphabet
+        self._ids = {character: i + 1 for i, character in enumerate(alphabet)}
+
+    @property
+    def vocab_size(self) -> int:
+        """The characters and the end token."""
+        return len(self.alphabet) + 1
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """There is none."""
+        return None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text. Raises WeightsError for a character that the alphabet lacks."""
+        unknown = sorted(set(text) - self._ids.keys())
+        if unknown:
+            raise WeightsError(f"{''.join(unknown)!r} of {text[:60]!r} is not in the alphabet {self.alphabet!r}")
+        return [self._ids[character] for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; the end token is spelled out, an id out of range is U+FFFD."""
+        return "".join(self._spelled(i) for i in ids)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one character, or of END."""
+        return 0 if token == self.END else self._ids.get(token)
+
+    def save(self, folder: Path) -> Path:
+        """Write characters.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / CHARACTERS_FILE
+        path.write_text(json.dumps({"alphabet": self.alphabet}, ensure_ascii=False), encoding="utf-8")
+        return path
+
+    def _spelled(self, i: int) -> str:
+        if i == 0:
+            return self.END
+        return self.alphabet[i - 1] if 0 < i <= len(self.alphabet) else REPLACEMENT
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """A tokenizer from a folder (tokenizer.json or characters.json), a .gguf file, or `package:NAME`.
+
+    `package:NAME` is a GGUF file that an installed package carries; its code is not run. Raises WeightsError.
+    """
+    path = _package_file(str(source)[len("package:") :]) if str(source).startswith("package:") else Path(source)
+    if path.is_dir():
+        return _from_folder(path)
+    if not path.is_file():
+        raise WeightsError(f"no tokenizer at {source}: it is neither a folder nor a file")
+    if path.suffix == ".json":
+        return _from_folder(path.parent)
+    return FastTokenizer(gguf_tokenizer.load(path))
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    if (folder / FILE).is_file():
+        return FastTokenizer(tokenizers.Tokenizer.from_file(str(folder / FILE)))
+    if (folder / CHARACTERS_FILE).is_file():
+        return CharacterTokenizer(json.loads((folder / CHARACTERS_FILE).read_text(encoding="utf-8"))["alphabet"])
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return load_tokenizer(ggufs[0])
+    raise WeightsError(f"no tokenizer in {folder}: it holds neither {FILE} nor {CHARACTERS_FILE} nor one .gguf file")
+
+
+def _package_file(name: str) -> Path:
+    """The GGUF inside a package; of one that is split over several files the first, which holds the vocabulary."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        raise WeightsError(f"the package {name} is not installed")
+    for folder in spec.submodule_search_locations:
+        for pattern in ("*.gguf", "*.gguf.part00"):
+            files = sorted(Path(folder).rglob(pattern))
+            if files:
+                return files[0]
+    raise WeightsError(f"the package {name} holds no .gguf file")
