@@ -107,6 +107,10 @@ class Architecture:
             "down_proj": (self.d_ff, self.d_model),
         }[module]
 
+    def biased(self, module: str) -> bool:
+        """Whether a linear module has a bias, by its short name."""
+        return self.attention_bias and module in ("q_proj", "k_proj", "v_proj")
+
 
 class _Keys:
     """A config whose missing keys are reported by name."""

@@ -97,6 +97,5 @@ def _random_linear(key: jax.Array, architecture: Architecture, module: str, dtyp
     deviation = inputs**-0.5
     if module in ("o_proj", "down_proj"):
         deviation /= (2 * architecture.n_layers) ** 0.5
-    biased = architecture.attention_bias and module in ("q_proj", "k_proj", "v_proj")
     weight = deviation * jax.random.normal(key, (inputs, outputs))
-    return Linear(weight=weight.astype(dtype), bias=jnp.zeros(outputs) if biased else None)
+    return Linear(weight=weight.astype(dtype), bias=jnp.zeros(outputs) if architecture.biased(module) else None)

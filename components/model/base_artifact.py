@@ -1,0 +1,75 @@
+"""A base as it travels between steps: a folder with `base.json`, which says where its weights and its tokenizer lie.
+
+For weights that lie elsewhere (a Hugging Face folder, a GGUF file, `package:NAME`) the folder holds that one small
+file, so that nothing is copied; its fingerprint tells when the weights have gone or changed since. A base that was made
+in the run lies in the folder itself, as `config.json`, safetensors and a tokenizer.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from components.errors import WeightsError
+from components.model.weights import locate
+
+BASE_FILE = "base.json"
+HERE = "."
+"""The source of a base that lies in the artifact's own folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseArtifact:
+    """`source` and `dtype` are what `weights.load` takes; the tokenizer lies in the same source."""
+
+    source: str
+    dtype: str
+    fingerprint: str
+    size_bytes: int
+
+
+def write_base(folder: Path, source: str, *, dtype: str) -> BaseArtifact:
+    """Point to `source`, or to what already lies in the folder when it is `HERE`. Raises WeightsError if nothing is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = _files(folder if source == HERE else locate(source))
+    artifact = BaseArtifact(source, dtype, _fingerprint(files), sum(file.stat().st_size for file in files))
+    (folder / BASE_FILE).write_text(json.dumps(asdict(artifact), indent=2) + "\n")
+    return artifact
+
+
+def read_base(folder: Path) -> BaseArtifact:
+    """The base that the folder stands for, its source made absolute where it is the folder.
+
+    Raises WeightsError when the artifact is empty, or when the weights are not those that the run started with.
+    """
+    path = folder / BASE_FILE
+    if not path.is_file():
+        raise WeightsError(f"{folder} holds no {BASE_FILE}: the output of init_model is gone; run that step again")
+    artifact = BaseArtifact(**json.loads(path.read_text()))
+    source = str(folder) if artifact.source == HERE else artifact.source
+    found = _fingerprint(_files(locate(source)))
+    if found != artifact.fingerprint:
+        raise WeightsError(
+            f"the weights at {source} are not those that init_model saw (fingerprint {found}, then "
+            f"{artifact.fingerprint}); put them back, or start a new run"
+        )
+    return BaseArtifact(source, artifact.dtype, artifact.fingerprint, artifact.size_bytes)
+
+
+def _files(path: Path) -> list[Path]:
+    """The files that make the model, by name; what else lies in the folder does not bear on it."""
+    if path.is_file():
+        return [path]
+    kinds = ("*.safetensors", "*.json", "*.gguf")
+    files = sorted({file for kind in kinds for file in path.glob(kind) if file.name != BASE_FILE})
+    if not files:
+        raise WeightsError(f"{path} holds no weights (*.safetensors, *.gguf)")
+    return files
+
+
+def _fingerprint(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()[:16]
