@@ -6,7 +6,7 @@ Knows no arrays. What is said here is hashable, so that an architecture can be a
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from components.errors import WeightsError
 
@@ -81,7 +81,7 @@ class Architecture:
             raise WeightsError(f"{self.n_heads} query heads cannot share {self.n_kv_heads} key heads evenly")
 
     @classmethod
-    def from_huggingface(cls, config: Mapping[str, Any]) -> Self:
+    def from_huggingface(cls, config: Mapping[str, Any]) -> "Architecture":
         """Read a `config.json`, of transformers 4 or 5. Keys that do not bear on the numbers are left alone.
 
         Raises WeightsError that names an unknown `model_type`, a missing key, or a setting that is not supported.
