@@ -20,7 +20,7 @@ class ByteRenderer:
     def extend(self, completion: Completion, messages: Sequence[Message]) -> list[int]:
         return self.start(messages, ())
 
-    def parse(self, token_ids: Sequence[int]) -> Message:
+    def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         return Message(Role.ASSISTANT, bytes(token_ids).decode(errors="replace"))
 
 

@@ -5,6 +5,7 @@ Everything else in this room is the same on a laptop and on an accelerator.
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -31,3 +32,10 @@ ACCELERATOR = Platform(decode_by_sum=False, head_rows=1)
 def current() -> Platform:
     """The choices for the default backend."""
     return CPU if jax.default_backend() == "cpu" else ACCELERATOR
+
+
+def use_compilation_cache(folder: Path = Path.home() / ".cache" / "headrace" / "compiled") -> None:
+    """Keep every compiled program on the disk: the next step, and the next run, start without compiling again."""
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from components.config import config
-from components.environments.environment import Environment, Observation
+from components.environments.environment import Environment, Observation, ToolUse
 from components.environments.rewards import as_reward_parts
 from components.errors import EnvironmentFailedError, EpisodeTimeoutError, GraderFailedError, RolloutError
 from components.rollout.renderer import Renderer
@@ -34,6 +34,11 @@ class _Record:
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     cut_by: str | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
+
+    def observe(self, observation: Observation) -> None:
+        self.messages.extend(observation.messages)
+        self.tool_use += observation.tool_use
 
 
 async def run_episode(
@@ -63,7 +68,7 @@ async def run_episode(
         failure = EpisodeTimeoutError(f"task {task.id} took longer than max_seconds = {limits.max_seconds:g}")
     except RolloutError as error:
         failure = error
-    return _trajectory(task, sequence, environment, record, parts, failure, time.perf_counter() - started)
+    return _trajectory(task, sequence, record, parts, failure, time.perf_counter() - started)
 
 
 async def _play(
@@ -77,7 +82,7 @@ async def _play(
 ) -> None:
     async with _boundary(EnvironmentFailedError, "reset", task):
         observation = _checked(await environment.reset(task))
-    record.messages.extend(observation.messages)
+    record.observe(observation)
     prompt_ids = tuple(renderer.start(observation.messages, environment.tools))
     while not observation.done:
         room = limits.max_context - len(prompt_ids)
@@ -87,14 +92,14 @@ async def _play(
         turn = SequenceId(sequence.task_id, sequence.epoch, sequence.member, sequence.attempt, len(record.turns))
         completion = await policy(prompt_ids, sequence=turn, max_tokens=min(limits.max_new_tokens, room))
         record.turns.append(Turn(prompt_ids=prompt_ids, completion=completion))
-        message = renderer.parse(completion.token_ids)
+        message = renderer.parse(completion.token_ids, environment.tools)
         record.messages.append(message)
         if completion.finish_reason is not FinishReason.STOP:
             record.cut_by = "context" if room <= limits.max_new_tokens else "length"
             return
         async with _boundary(EnvironmentFailedError, "step", task):
             observation = _checked(await environment.step(message))
-        record.messages.extend(observation.messages)
+        record.observe(observation)
         prompt_ids = (*prompt_ids, *completion.token_ids, *renderer.extend(completion, observation.messages))
 
 
@@ -127,7 +132,6 @@ def _checked(observation: object) -> Observation:
 def _trajectory(
     task: Task,
     sequence: SequenceId,
-    environment: Environment,
     record: _Record,
     parts: dict[str, float],
     failure: RolloutError | None,
@@ -146,6 +150,9 @@ def _trajectory(
         epoch=sequence.epoch,
         member=sequence.member,
         attempt=sequence.attempt,
+        tool_calls=record.tool_use.calls,
+        tool_errors=record.tool_use.errors,
         malformed_calls=sum(len(message.malformed_calls) for message in record.messages),
         seconds=seconds,
+        tool_seconds=record.tool_use.seconds,
     )

@@ -1,11 +1,11 @@
 """A recipe's environment section -> a function that plays one task with one policy."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from components.config import config
-from components.environments.environment import load_environment
+from components.environments.environment import Environment, environment_factory
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.renderer import Renderer, make_renderer
 from components.rollout.tokenizer import Tokenizer
@@ -14,7 +14,11 @@ from components.types import Policy, SequenceId, Task, Trajectory
 
 @config
 class EnvironmentConfig:
-    """`use` names a class as `module:Class`, `options` are its constructor's arguments, `limits` cut its episodes."""
+    """What the policy acts in.
+
+    `use` names a class as `module:Class` or a built-in one; `options` are its constructor's arguments; `limits` cut its
+    episodes.
+    """
 
     use: str
     options: Mapping[str, Any] = {}
@@ -26,16 +30,17 @@ class EnvironmentConfig:
 class Player:
     """Opens a fresh environment for every episode, so that no state leaks from one to the next."""
 
-    settings: EnvironmentConfig
+    make_environment: Callable[[], Environment]
     renderer: Renderer
+    limits: EpisodeLimits
 
     async def play(self, policy: Policy, task: Task, sequence: SequenceId) -> Trajectory:
         """Play one episode of `task`."""
-        environment = load_environment(self.settings.use, self.settings.options)
-        limits = self.settings.limits
-        return await run_episode(policy, environment, self.renderer, task, limits=limits, sequence=sequence)
+        environment = self.make_environment()
+        return await run_episode(policy, environment, self.renderer, task, limits=self.limits, sequence=sequence)
 
 
 def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer) -> Player:
-    """The player of a recipe. Raises ConfigError when the tokenizer lacks what the renderer needs."""
-    return Player(settings, make_renderer(settings.renderer, tokenizer))
+    """The player of a recipe. Raises ConfigError for an environment, option or tokenizer that does not fit."""
+    factory = environment_factory(settings.use, settings.options)
+    return Player(factory, make_renderer(settings.renderer, tokenizer), settings.limits)

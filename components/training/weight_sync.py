@@ -8,6 +8,7 @@ model. The proof of each version, with the fingerprint of what was handed over, 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +20,10 @@ from components.errors import ProofError
 from components.model.lora import Adapter, module_names
 from components.telemetry.spans import span
 
-TrainerScore = Callable[[Adapter, Sequence[int]], Float[np.ndarray, " tokens"]]
+Canaries = Sequence[Sequence[int]]
+
+TrainerScore = Callable[[Adapter, Canaries], Sequence[Float[np.ndarray, " tokens"]]]
+"""Log-probs of tokens 1.. of each canary, by the path that trains."""
 
 
 @runtime_checkable
@@ -30,8 +34,8 @@ class Serving(Protocol):
         """Log-probs of tokens 1.. of `token_ids` under a candidate adapter, by the path that serves requests."""
         ...
 
-    def swap(self, adapter: Adapter, version: int) -> None:
-        """Serve this adapter from the next decode step on."""
+    def swap(self, adapter: Adapter, version: int) -> Future[None]:
+        """Serve this adapter from the next decode step on; done when it does."""
         ...
 
 
@@ -59,7 +63,7 @@ class WeightSync:
         self,
         engine: Serving,
         trainer_score: TrainerScore,
-        canaries: Sequence[Sequence[int]],
+        canaries: Canaries,
         *,
         expected_modules: int,
         tolerance: float,
@@ -84,7 +88,7 @@ class WeightSync:
             if not np.isfinite(delta):
                 raise ProofError(f"weight sync of version {version}: the adapter holds numbers that are not finite")
             difference = self._canary_difference(adapter, version)
-            self._engine.swap(adapter, version)
+            self._engine.swap(adapter, version).result()
             return SyncProof(
                 version=version,
                 modules=modules,
@@ -96,10 +100,9 @@ class WeightSync:
             )
 
     def _canary_difference(self, adapter: Adapter, version: int) -> float:
-        worst = 0.0
-        for canary in self._canaries:
-            trainer, engine = self._trainer_score(adapter, canary), self._engine.score(adapter, canary)
-            worst = max(worst, float(np.max(np.abs(trainer - engine))))
+        trained = self._trainer_score(adapter, self._canaries)
+        served = [self._engine.score(adapter, canary) for canary in self._canaries]
+        worst = max(float(np.max(np.abs(one - other))) for one, other in zip(trained, served, strict=True))
         if not worst <= self._tolerance:
             raise ProofError(
                 f"weight sync of version {version}: trainer and engine differ by {worst:.3g} in the log-probs of a "

@@ -1,6 +1,7 @@
 """A version serves only after it is proven; each way of going wrong stops the run with its name."""
 
 import dataclasses
+from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -37,6 +38,9 @@ class FaultyEngine:
 
     def swap(self, adapter, version):
         self.version = version
+        done = Future()
+        done.set_result(None)
+        return done
 
 
 def changed(adapter: Adapter, **values) -> Adapter:
@@ -45,7 +49,8 @@ def changed(adapter: Adapter, **values) -> Adapter:
 
 
 def sync(engine, expected_modules: int = 1) -> WeightSync:
-    return WeightSync(engine, scored, [[0, 1, 2, 3]], expected_modules=expected_modules, tolerance=1e-4)
+    score_all = lambda adapter, canaries: [scored(adapter, canary) for canary in canaries]  # noqa: E731
+    return WeightSync(engine, score_all, [[0, 1, 2, 3]], expected_modules=expected_modules, tolerance=1e-4)
 
 
 def test_a_right_adapter_is_served_and_its_proof_is_kept():

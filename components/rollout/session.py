@@ -1,0 +1,64 @@
+"""A base and an adapter on a disk, and a recipe's environment -> an engine that serves and a player that plays.
+
+Training and evaluation both open one, so that both play with the same tokenizer, renderer and engine.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.engine.engine import Engine, EngineConfig
+from components.engine.sampling import SamplingConfig
+from components.model import platform
+from components.model.base_artifact import read_base
+from components.model.lora import Adapter
+from components.model.peft import load_adapter
+from components.model.weights import Model, load
+from components.rollout.player import EnvironmentConfig, Player, make_player
+from components.rollout.tokenizer import Tokenizer, load_tokenizer
+from components.types import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What is open: `adapter` is the one that the engine serves at the start, as version 0."""
+
+    model: Model
+    adapter: Adapter
+    tokenizer: Tokenizer
+    player: Player
+    engine: Engine
+
+    def policy(self, sampling: SamplingConfig) -> Policy:
+        """The engine's policy, with the stop strings of the renderer beside those of the recipe."""
+        stops = dict.fromkeys((*sampling.stop_strings, *self.player.renderer.stop_strings))
+        return self.engine.policy(dataclasses.replace(sampling, stop_strings=tuple(stops)))
+
+
+@contextmanager
+def open_session(
+    *, base: Path, adapter: Path, environment: EnvironmentConfig, engine: EngineConfig, seed: int
+) -> Iterator[Session]:
+    """Load what lies in the folders `base` and `adapter` and start an engine on it; it is closed on leaving.
+
+    Raises WeightsError or ConfigError, before the engine starts, for what does not fit together.
+    """
+    platform.use_compilation_cache()
+    artifact = read_base(base)
+    model = load(artifact.source, dtype=artifact.dtype)
+    tokenizer = load_tokenizer(artifact.source)
+    player = make_player(environment, tokenizer)
+    start = load_adapter(adapter, model.architecture)
+    serving = Engine(
+        model.architecture,
+        model.base,
+        start,
+        config=engine,
+        seed=seed,
+        stop_ids=player.renderer.stop_ids,
+        decode_text=tokenizer.decode,
+    )
+    with serving:
+        yield Session(model=model, adapter=start, tokenizer=tokenizer, player=player, engine=serving)

@@ -1,0 +1,169 @@
+"""The files of a run folder that the report is made from -> one record of the run.
+
+    metrics.jsonl        one object per optimizer step, written by MetricsLog (see STEP_KEYS)
+    evaluation.json      {"measures": [{"name": "greedy accuracy", "before": ESTIMATE, "after": ESTIMATE,
+                         "paired": PAIRED}, ...]}, the headline first. ESTIMATE and PAIRED are `dataclasses.asdict` of
+                         evaluation.statistics.Estimate and PairedDifference; "before" and "paired" may be absent.
+    summary.json         the object that `headrace run --json` prints, and what describes the run (see SUMMARY_KEYS)
+    trajectories.jsonl   a sample of trajectories, one object a line: "step", "task_id", "reward", "outcome", and where
+                         they are known "reward_parts", "seconds", "cut_by", "failure"; "messages" is a list of
+                         `dataclasses.asdict` of types.Message
+
+Every file and every key may be absent: the report leaves out what it is not told.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from components import storage
+from components.errors import DataError, Problem
+from components.telemetry.metrics import read_metrics
+
+METRICS = "metrics.jsonl"
+EVALUATION = "evaluation.json"
+SUMMARY = "summary.json"
+TRAJECTORIES = "trajectories.jsonl"
+REPORT = "report.html"
+
+FATES = {
+    "trained": "went into an update",
+    "stale": "too old when they landed",
+    "filtered": "left out by a rule, such as a group that is all right or all wrong",
+    "failed": "in episodes that broke at a boundary to the outside",
+    "surplus": "in members that a closed group did not wait for",
+    "in_flight": "in episodes that are still running",
+}
+"""What becomes of a generated token; generated is the sum of them all."""
+
+STEP_KEYS = {
+    "reward_mean": "mean reward of the batch",
+    "reward_std": "standard deviation of its rewards",
+    "accuracy": "an evaluation's score at this step, where there was one",
+    "loss": "objective",
+    "grad_norm": "norm of the gradient before clipping",
+    "entropy": "entropy per token, in nats",
+    "kl": "KL to the reference policy per token, in nats",
+    "mismatch_kl": "KL of engine against trainer at the same version per token, in nats",
+    "staleness_mean": "policy versions between sampling and update",
+    "episode_seconds": "mean length of an episode in seconds",
+    "tool_seconds": "mean time that an episode waited for tools, in seconds",
+    "tool_error_rate": "share of tool calls that failed",
+    "tokens": "{generated, trained, ...}: tokens of this step by fate; in_flight is a level, all others are amounts",
+    "trainer_seconds": "{state: seconds} of this step; states as in telemetry.clock",
+    "engine_seconds": "the same for the engine",
+}
+"""Keys of a line of metrics.jsonl that the report knows. Others are kept and not shown."""
+
+SUMMARY_KEYS = {
+    "run_dir": "the run folder",
+    "recipe": "name of the recipe",
+    "model": "name of the base model",
+    "environment": "name of the environment",
+    "objective": "the effective objective as a formula",
+    "facts": "{name: value} of whatever else describes the run",
+    "versions": "{package: version}",
+    "alerts": "list of texts: what a person should know before they trust the numbers",
+    "steps": "optimizer steps",
+    "wall_seconds": "seconds from start to end",
+    "peak_memory_gib": "peak memory in GiB",
+    "reward_before": "mean reward of the first step",
+    "reward_after": "mean reward of the last step",
+    "accuracy_before": "score before training",
+    "accuracy_after": "score after training",
+    "accuracy_after_interval": "[low, high]",
+    "tokens": "{generated, trained, ...} of the whole run",
+    "trainer_seconds": "{state: seconds} of the whole run",
+    "engine_seconds": "the same for the engine",
+    "trainer_idle_share": "share of its time that the trainer waited",
+    "engine_idle_share": "share of its time that the engine waited",
+    "report_html": "path of the report",
+}
+"""Keys of summary.json that the report and the closing table know. Others are kept and not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What is known of a run; see the module for the keys."""
+
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    measures: Sequence[Mapping[str, Any]] = ()
+    trajectories: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def tokens(self) -> dict[str, int | float]:
+        """Tokens of the whole run by fate: the summary's, or else the sum of all steps."""
+        return dict(self.summary.get("tokens") or _token_totals(self.metrics))
+
+    def seconds(self, role: str) -> dict[str, int | float]:
+        """Seconds by state of `trainer` or `engine`: the summary's, or else the sum of all steps."""
+        key = f"{role}_seconds"
+        return dict(self.summary.get(key) or _sums(line.get(key, {}) for line in self.metrics))
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of every step that has a finite value for `key`."""
+        return [(line["step"], float(line[key])) for line in self.metrics if line.get(key) is not None]
+
+
+def read_run(folder: str) -> RunRecord:
+    """Read what there is in a run folder. Raises DataError for a file that is damaged."""
+    return RunRecord(
+        summary=_read_object(storage.join(folder, SUMMARY)),
+        metrics=read_metrics(storage.join(folder, METRICS)),
+        measures=_read_object(storage.join(folder, EVALUATION)).get("measures", []),
+        trajectories=[
+            _parsed(line, storage.join(folder, TRAJECTORIES))
+            for line in storage.read_lines(storage.join(folder, TRAJECTORIES))
+        ],
+    )
+
+
+def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `values` into summary.json: every step of a run adds what it knows. Gives the whole summary.
+
+    Steps of one run come one after another, so nobody else writes it meanwhile.
+    """
+    uri = storage.join(folder, SUMMARY)
+    summary = {**_read_object(uri), **values}
+    storage.write_text(uri, json.dumps(summary, indent=2, default=str) + "\n")
+    return summary
+
+
+def tokens_unaccounted(tokens: Mapping[str, int | float]) -> int | float:
+    """Generated tokens without a fate; 0 when the books balance."""
+    return tokens.get("generated", 0) - sum(tokens.get(fate, 0) for fate in FATES)
+
+
+def _token_totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:
+    totals = _sums(line.get("tokens", {}) for line in metrics)
+    if "in_flight" in totals:
+        totals["in_flight"] = metrics[-1].get("tokens", {}).get("in_flight", 0)
+    return totals
+
+
+def _sums(parts: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
+    totals: dict[str, int | float] = {}
+    for part in parts:
+        for key, amount in part.items():
+            totals[key] = totals.get(key, 0) + amount
+    return totals
+
+
+def _read_object(uri: str) -> dict[str, Any]:
+    try:
+        text = storage.read_text(uri)
+    except FileNotFoundError:
+        return {}
+    return _parsed(text, uri)
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(Problem(where=where, value=text, message=f"is no JSON: {error}")) from None
+    if not isinstance(value, dict):
+        raise DataError(Problem(where=where, value=value, message="must be a JSON object"))
+    return value

@@ -1,0 +1,95 @@
+"""What happened in an optimizer step -> lines in the run folder that people and reports read."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from components import storage
+from components.telemetry.metrics import MetricsLog
+from components.telemetry.run_files import METRICS, TRAJECTORIES
+from components.types import Group, Outcome, Trajectory
+
+
+class RunRecords:
+    """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (one member of each group, and every failure).
+
+    A resumed run takes back the lines of steps after `resumed_after`.
+    """
+
+    def __init__(self, run_folder: str, *, resumed_after: int | None = None) -> None:
+        self._metrics = MetricsLog(storage.join(run_folder, METRICS), resumed_after=resumed_after)
+        self._trajectories = storage.LineLog(storage.join(run_folder, TRAJECTORIES))
+        self._step = resumed_after or 0
+
+    def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        """Write one optimizer step down."""
+        self._step = step
+        self._metrics.write(step, numbers)
+        for group in groups:
+            self._trajectories.append(_line(step, group.trajectories[0]))
+        self._trajectories.sync()
+
+    def failed(self, trajectory: Trajectory) -> None:
+        """Write a failed attempt down, with what the boundary said."""
+        self._trajectories.append(_line(self._step, trajectory))
+
+
+def episode_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Means over the episodes of a step, failures by kind; the parts of the reward each on its own."""
+    outcomes = Counter(trajectory.outcome for trajectory in trajectories)
+    calls = sum(trajectory.tool_calls for trajectory in trajectories)
+    parts: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for name, value in trajectory.reward_parts.items():
+            parts.setdefault(name, []).append(value)
+    return {
+        "episodes": len(trajectories),
+        "truncated_share": outcomes[Outcome.TRUNCATED] / len(trajectories),
+        "failures": Counter(trajectory.failure.kind for trajectory in trajectories if trajectory.failure),
+        "turns": _mean(len(trajectory.turns) for trajectory in trajectories),
+        "completion_tokens": _mean(trajectory.generated_tokens for trajectory in trajectories),
+        "episode_seconds": _mean(trajectory.seconds for trajectory in trajectories),
+        "tool_seconds": _mean(trajectory.tool_seconds for trajectory in trajectories),
+        "tool_calls": _mean(trajectory.tool_calls for trajectory in trajectories),
+        "tool_error_rate": sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0,
+        "malformed_calls": _mean(trajectory.malformed_calls for trajectory in trajectories),
+        "reward_parts": {name: _mean(values) for name, values in parts.items()},
+    }
+
+
+def version_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Staleness: the trainer's version at the update minus the oldest token's, per trajectory."""
+    staleness = [version - trajectory.oldest_version for group in groups for trajectory in group.valid]
+    return {"staleness_mean": _mean(staleness), "staleness_max": max(staleness, default=0)}
+
+
+def trajectory_record(step: int, trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as `trajectories.jsonl` holds it: everything that a person reads, no token ids."""
+    return {
+        "step": step,
+        "task_id": trajectory.task.id,
+        "epoch": trajectory.epoch,
+        "member": trajectory.member,
+        "attempt": trajectory.attempt,
+        "outcome": trajectory.outcome,
+        "cut_by": trajectory.cut_by,
+        "reward": trajectory.reward,
+        "reward_parts": dict(trajectory.reward_parts),
+        "failure": asdict(trajectory.failure) if trajectory.failure else None,
+        "tokens": trajectory.generated_tokens,
+        "seconds": trajectory.seconds,
+        "messages": [asdict(message) for message in trajectory.messages],
+    }
+
+
+def _line(step: int, trajectory: Trajectory) -> str:
+    return json.dumps(trajectory_record(step, trajectory), ensure_ascii=False, default=str)
+
+
+def _mean(values: Any) -> float:
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else 0.0
