@@ -20,6 +20,10 @@ from components.errors import DataError, Problem, RolloutError
 EMPTY_RESULT = "(empty)"
 
 
+class ToolError(Exception):
+    """What a tool raises to refuse a call. The policy reads the error's text, without the name of its class."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What the policy reads. `is_error` is true when the call was refused, raised or timed out."""
@@ -74,7 +78,8 @@ class Tool:
         except Exception as error:  # The boundary to code of others: its faults are the policy's to read.
             if limit.expired():
                 return ToolResult(f"error: {self.name} took longer than {self.timeout:g} seconds", is_error=True)
-            return ToolResult(_cut(f"error: {type(error).__name__}: {error}", 500), is_error=True)
+            name = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
+            return ToolResult(_cut(f"error: {name}{error}", 500), is_error=True)
         return ToolResult(_cut(text, self.max_characters))
 
 
