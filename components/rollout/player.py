@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
+
 from components.config import config
 from components.environments.environment import Environment, environment_factory
 from components.rollout.episode import EpisodeLimits, run_episode
@@ -21,7 +23,7 @@ class EnvironmentConfig:
     """
 
     use: str
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = Field(default_factory=dict)
     renderer: Literal["plain", "compact", "chatml", "gemma"] = "chatml"
     limits: EpisodeLimits = EpisodeLimits()
 
