@@ -12,7 +12,7 @@ import time
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from components.environments import json_schema
 from components.environments.tools import Tool, ToolResult
@@ -52,6 +52,7 @@ class Observation:
     tool_use: ToolUse = ToolUse()
 
 
+@runtime_checkable
 class Environment(Protocol):
     """One episode's world. `reset` is called once, then `step` per assistant message, then `reward`, then `close`.
 

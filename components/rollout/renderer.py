@@ -7,7 +7,7 @@ their position alone.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from components.environments.tools import Tool
 from components.errors import ConfigError, Problem
@@ -21,6 +21,7 @@ CHAT_FORMS = {"chatml": CHATML, "gemma": GEMMA}
 LINE_FORMS = {"plain": PLAIN, "compact": COMPACT}
 
 
+@runtime_checkable
 class Renderer(Protocol):
     """Translates for one model. Holds no state of an episode: one serves all episodes."""
 

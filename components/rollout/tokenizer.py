@@ -9,7 +9,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import tokenizers
 
@@ -21,6 +21,7 @@ CHARACTERS_FILE = "characters.json"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What a renderer and an engine need of a tokenizer."""
 

@@ -7,9 +7,9 @@ holds at most MAX_CALLS calls, what comes after them is one malformed call.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from components.environments.tools import Tool
 from components.types import MalformedCall, ToolCall
@@ -28,6 +28,7 @@ class ParsedText:
     malformed: tuple[MalformedCall, ...] = ()
 
 
+@runtime_checkable
 class CallFormat(Protocol):
     """One way of writing tool calls into text."""
 
@@ -154,11 +155,7 @@ class _UnreadableCallError(ValueError):
     """Why the text of a call is no call; becomes MalformedCall.reason."""
 
 
-class _Read(Protocol):
-    def __call__(self, text: str, at: int, /) -> tuple[ToolCall, int]: ...
-
-
-def _parse_wrapped(text: str, opens: str, closes: str, read: _Read) -> ParsedText:
+def _parse_wrapped(text: str, opens: str, closes: str, read: Callable[[str, int], tuple[ToolCall, int]]) -> ParsedText:
     """Walk over a text's wrappers. `read(text, start)` gives a call and the place where it ended."""
     calls: list[ToolCall] = []
     malformed: list[MalformedCall] = []

@@ -1,0 +1,72 @@
+"""GSM8K: grade-school word problems, a calculator, and a number that is graded (arXiv:2110.14168)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from components import storage
+from components.environments.calculator import CALCULATOR
+from components.environments.datasets import Fields, OnProblem, TaskFile, read_tasks
+from components.environments.environment import ToolEnvironment
+from components.environments.graders import MARK, grade_number, numbers_in
+from components.types import Message, Role, Task, ToolCall
+
+INSTRUCTION = (
+    "Solve the problem step by step. Work out every sum with the calculator. "
+    f"End with the answer on a line of its own: {MARK} and then the number alone."
+)
+WORKED_EXAMPLE = (
+    Message(Role.USER, "A baker fills 6 trays with 14 rolls each and sells 20 rolls. How many rolls are left?"),
+    Message(Role.ASSISTANT, "", tool_calls=(ToolCall("calculator", {"expression": "6*14-20"}),)),
+    Message(Role.TOOL, "64", name="calculator"),
+    Message(Role.ASSISTANT, f"6 trays of 14 rolls, less the 20 that are sold, leave 64 rolls.\n{MARK} 64"),
+)
+
+
+class Gsm8k(ToolEnvironment):
+    """Problems from `data`: a folder with train.jsonl and test.jsonl, local or gs://. Reward 1 for the right number."""
+
+    def __init__(
+        self,
+        data: str,
+        calculator: bool = True,
+        worked_example: bool = True,
+        instruction: str = INSTRUCTION,
+        on_problem: OnProblem = "stop",
+    ) -> None:
+        self._data = data
+        self._on_problem: OnProblem = on_problem
+        self.tools = (CALCULATOR,) if calculator else ()
+        self.system_prompt = instruction
+        if worked_example:
+            self.examples = WORKED_EXAMPLE if calculator else (WORKED_EXAMPLE[0], WORKED_EXAMPLE[-1])
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """The rows of a split in their order. Raises DataError that names every unusable row and field."""
+        return self.read(split).tasks
+
+    def read(self, split: str) -> TaskFile:
+        """As `tasks`, with the rows that were left out."""
+        fields = Fields(prompt="question", answer="answer", gold=gold_answer)
+        uri = storage.join(self._data, f"{split}.jsonl")
+        return read_tasks(uri, fields, name=f"gsm8k-{split}-", on_problem=self._on_problem)
+
+    def grade(self, task: Task, answer: str) -> float:
+        """1.0 for the right number, by the choices of graders.py."""
+        return grade_number(answer, task.answer or "")
+
+
+def gold_answer(solution: str) -> str:
+    """What stands behind the last #### of a solution. Raises ValueError when that is not exactly one number."""
+    _, mark, gold = solution.rpartition(MARK)
+    if not mark:
+        raise ValueError(f"the solution has no {MARK} before its answer")
+    if len(numbers_in(gold)) != 1:
+        raise ValueError(f"{gold.strip()!r} behind {MARK} is not exactly one number")
+    return gold.strip()
+
+
+def calculator_demonstrations(task: Task) -> list[tuple[str, str]]:
+    """The (expression, result) pairs that a solution's <<48/2=24>> notes hold, in order."""
+    solution: Any = task.data.get("answer", "")
+    notes = [part.split(">>", 1)[0] for part in str(solution).split("<<")[1:] if ">>" in part]
+    return [(expression, result) for expression, equals, result in (note.rpartition("=") for note in notes) if equals]

@@ -1,0 +1,94 @@
+"""Rows become tasks, or problems by line and field. Case OD06."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from components.environments.datasets import Fields, read_tasks
+from components.environments.graders import grade_number
+from components.environments.gsm8k import Gsm8k, calculator_demonstrations
+from components.errors import DataError
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+FIELDS = Fields(prompt="question", answer="answer", id="id")
+ROWS = """{"id":"1","question":"2+2?","answer":"4"}
+{"id":"2","question":"3+3?"}
+{"id":"3","question":"4+4?","answer":null}
+{"id":"4","question":"5+5?","answer":10}
+{"id":"5","question":"","answer":"1"}
+{"id":"1","question":"2+2?","answer":"4"}
+not json
+"""
+
+
+def write(tmp_path, text, name="rows.jsonl"):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_every_unusable_row_is_reported_with_its_line_and_field(tmp_path):
+    path = write(tmp_path, ROWS)
+    with pytest.raises(DataError) as caught:
+        read_tasks(path, FIELDS)
+    assert [problem.where.removeprefix(path) for problem in caught.value.problems] == [
+        ":2: answer",
+        ":3: answer",
+        ":5: question",
+        ":6: id",
+        ":7",
+    ]
+
+
+def test_skipping_keeps_the_good_rows_and_counts_the_others(tmp_path):
+    read = read_tasks(write(tmp_path, ROWS), FIELDS, on_problem="skip")
+    assert [(task.id, task.answer) for task in read.tasks] == [("1", "4"), ("4", "10")]
+    assert len(read.problems) == 5
+
+
+def test_a_file_without_a_good_row_is_an_error_even_when_skipping(tmp_path):
+    with pytest.raises(DataError, match="not JSON"):
+        read_tasks(write(tmp_path, "not json\n"), FIELDS, on_problem="skip")
+    with pytest.raises(DataError, match="no rows"):
+        read_tasks(write(tmp_path, "\n\n"), FIELDS, on_problem="skip")
+    with pytest.raises(DataError, match="no such file"):
+        read_tasks(str(tmp_path / "nowhere.jsonl"), FIELDS)
+
+
+def test_a_line_separator_inside_of_a_text_ends_no_row(tmp_path):
+    row = json.dumps({"id": "1", "question": "one\u2028two\u0085three", "answer": "4"}, ensure_ascii=False)
+    assert [task.prompt for task in read_tasks(write(tmp_path, row + "\r\n"), FIELDS).tasks] == [
+        "one\u2028two\u0085three"
+    ]
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"id": "\xff"}')
+    with pytest.raises(DataError, match="not UTF-8 at byte 8"):
+        read_tasks(str(tmp_path / "rows.jsonl"), FIELDS)
+
+
+@pytest.mark.parametrize("answer", ["no mark 4", "#### four", "#### 4 or 5"])
+def test_a_gsm8k_row_without_a_gold_number_is_named(tmp_path, answer):
+    write(tmp_path, json.dumps({"question": "2+2?", "answer": answer}), "train.jsonl")
+    with pytest.raises(DataError, match=r"train.jsonl:1: answer"):
+        Gsm8k(data=str(tmp_path)).tasks("train")
+
+
+def test_gsm8k_tasks_hold_the_gold_answer_and_the_solution(tmp_path):
+    solution = "Half is 48/2 = <<48/2=24>>24.\nIn all <<48+24=72>>72.\n#### 72"
+    write(tmp_path, json.dumps({"question": "How many?", "answer": solution}), "test.jsonl")
+    (task,) = Gsm8k(data=str(tmp_path)).tasks("test")
+    assert (task.id, task.prompt, task.answer) == ("gsm8k-test-1", "How many?", "72")
+    assert calculator_demonstrations(task) == [("48/2", "24"), ("48+24", "72")]
+
+
+def test_all_gold_answers_of_gsm8k_grade_as_right():
+    if not (SHARED / "data" / "gsm8k").is_dir():
+        pytest.skip("GSM8K is not beside the repository")
+    environment = Gsm8k(data=str(SHARED / "data" / "gsm8k"))
+    tasks = [*environment.tasks("train"), *environment.tasks("test")]
+    assert len(tasks) == 8792
+    assert [task.id for task in tasks if environment.grade(task, task.data["answer"]) != 1.0] == []
+    assert [task.id for task in tasks if grade_number(f"It is {task.answer}.", task.answer) != 1.0] == []
