@@ -101,21 +101,23 @@ class TrainingLoop:
         """Make the steps. Leaves nothing in flight, and no thread, however it ends."""
         try:
             await self._prove_start()
-            orchestrator = Orchestrator(
-                self._play,
-                self._cursor,
-                self._rollout,
-                version=self.progress.version,
-                last_version=self._steps,
-                on_trajectory=self._on_trajectory,
-                on_rejected=self._on_rejected,
-            )
-            async with orchestrator:
+            async with self._orchestrator() as orchestrator:
                 while self.progress.version < self._steps:
                     await self._step(orchestrator)
         finally:
             self.progress.ledger.abandon()
             self._worker.shutdown()
+
+    def _orchestrator(self) -> Orchestrator:
+        return Orchestrator(
+            self._play,
+            self._cursor,
+            self._rollout,
+            version=self.progress.version,
+            last_version=self._steps,
+            on_trajectory=self._on_trajectory,
+            on_rejected=self._on_rejected,
+        )
 
     async def _prove_start(self) -> None:
         """The adapter that the run starts from is proven like every later one."""
