@@ -8,24 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
     """What is decided by platform.
 
-    `decode_by_sum`: attention of one query by multiply-and-sum instead of matrix products; on a CPU a batch of
-    matrix-vector products is slower than one fused pass over the cache.
-    `head_rows`: the least number of rows with which the LM head is multiplied; a CPU has no fast path for a bfloat16
-    matrix times fewer than four vectors.
+    `bfloat16_rows`: the least number of rows with which a bfloat16 weight is multiplied. A CPU has no fast path for
+    fewer than four: one row takes ten times as long as four.
     """
 
-    decode_by_sum: bool
-    head_rows: int
+    bfloat16_rows: int
+
+    def least_rows(self, dtype: DTypeLike) -> int:
+        """To how many rows the left side of a product with a weight of this dtype is padded."""
+        return self.bfloat16_rows if dtype == jnp.bfloat16 else 1
 
 
-CPU = Platform(decode_by_sum=True, head_rows=4)
-ACCELERATOR = Platform(decode_by_sum=False, head_rows=1)
+CPU = Platform(bfloat16_rows=4)
+ACCELERATOR = Platform(bfloat16_rows=1)
 
 
 @functools.cache
