@@ -1,0 +1,122 @@
+import asyncio
+import json
+import threading
+
+import pytest
+
+from components.telemetry import spans
+from components.telemetry.spans import count, record, span
+
+
+@pytest.fixture(autouse=True)
+def empty_rings():
+    spans.clear()
+    yield
+    spans.clear()
+
+
+def test_a_span_is_recorded_with_its_attributes_and_thread():
+    with span("decode", rows=32):
+        pass
+    (only,) = spans.spans()
+    assert (only.name, only.attributes, only.thread) == ("decode", {"rows": 32}, threading.current_thread().name)
+    assert only.seconds >= 0
+
+
+def test_a_span_is_recorded_when_its_block_raises():
+    with pytest.raises(KeyError), span("fails"):
+        raise KeyError("x")
+    assert [each.name for each in spans.spans()] == ["fails"]
+
+
+def test_a_full_ring_drops_the_oldest_span(monkeypatch):
+    monkeypatch.setattr(spans, "RING_CAPACITY", 5)
+
+    def work() -> None:
+        for number in range(8):
+            record("tick", float(number), float(number) + 0.5)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [each.start for each in spans.spans()] == [3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_counters_of_all_threads_add_up_and_survive_their_threads():
+    def work() -> None:
+        for _ in range(1000):
+            count("tokens", 2, fate="trained")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    late = threading.Thread(target=count, args=("swaps",))
+    late.start()
+    late.join()
+    assert spans.counters() == {"tokens{fate=trained}": 8000, "swaps": 1}
+
+
+def test_labels_are_named_in_one_order():
+    count("errors", kind="timeout", tool="search")
+    count("errors", tool="search", kind="timeout")
+    assert spans.counters() == {"errors{kind=timeout,tool=search}": 2}
+
+
+def test_reading_while_other_threads_write_loses_nothing():
+    def work() -> None:
+        for _ in range(300):
+            with span("busy"):
+                count("turns")
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    seen = [0]
+    while any(thread.is_alive() for thread in threads):
+        seen.append(len(spans.spans()))
+        spans.counters()
+    assert seen == sorted(seen)
+    assert len(spans.spans()) == spans.counters()["turns"] == 900
+
+
+def test_the_trace_is_what_chrome_reads(tmp_path):
+    record("outer", 1.0, 2.0)
+    record("inner", 1.25, 1.5, tokens=3)
+    spans.write_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    complete = {event["name"]: event for event in events if event["ph"] == "X"}
+    assert complete["outer"]["ts"] == pytest.approx(1e6)
+    assert complete["outer"]["dur"] == pytest.approx(1e6)
+    assert complete["inner"]["dur"] == pytest.approx(0.25e6)
+    assert complete["inner"]["args"] == {"tokens": 3}
+    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == [threading.current_thread().name]
+
+
+def test_spans_that_overlap_without_nesting_become_asynchronous_pairs():
+    record("episode 1", 1.0, 3.0)
+    record("episode 2", 2.0, 4.0)
+    events = [event for event in spans.trace()["traceEvents"] if event["ph"] != "M"]
+    assert [(event["ph"], event["name"]) for event in events] == [
+        ("X", "episode 1"),
+        ("b", "episode 2"),
+        ("e", "episode 2"),
+    ]
+    begin, end = events[1:]
+    assert begin["id"] == end["id"]
+    assert end["ts"] - begin["ts"] == pytest.approx(2e6)
+
+
+def test_a_span_may_hold_an_await():
+    async def episode(name: str, first: asyncio.Event, second: asyncio.Event) -> None:
+        with span(name):
+            first.set()
+            await second.wait()
+
+    async def both() -> None:
+        left, right = asyncio.Event(), asyncio.Event()
+        await asyncio.gather(episode("a", left, right), episode("b", right, left))
+
+    asyncio.run(both())
+    assert sorted(each.name for each in spans.spans()) == ["a", "b"]
