@@ -27,6 +27,8 @@ from components.rollout.player import EnvironmentConfig
 from components.rollout.prepare import read_tasks
 from components.rollout.session import Session, open_session
 from components.telemetry.progress import say
+from components.telemetry.report import write_report
+from components.telemetry.run_files import EVALUATION, update_summary
 from components.telemetry.spans import span
 from components.types import Policy, SequenceId, Task, Trajectory
 
