@@ -43,6 +43,17 @@ def load(kind: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
         raise ConfigError([_problem(kind, dict(fault), where) for fault in error.errors()]) from None
 
 
+def from_json(kind: type[T], text: str, *, where: str = "") -> T:
+    """`load` from the JSON text in which a section travels to its step. Raises ConfigError as `load` does."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(Problem(where=where, value=text, message=f"is no JSON: {error}")) from None
+    if not isinstance(values, dict):
+        raise ConfigError(Problem(where=where, value=text, message="must be a JSON object"))
+    return load(kind, values, where=where)
+
+
 def dump(value: Any) -> dict[str, Any]:
     """The config as plain mappings and lists, every default written out. `load(kind, dump(value)) == value`."""
     return TypeAdapter(type(value)).dump_python(value, mode="json")

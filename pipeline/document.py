@@ -1,7 +1,8 @@
 """YAML text -> plain values, and the line on which each key stands.
 
-Numbers are read as people write them: 2e-05 and 1e5 are numbers (PyYAML takes them for text, as YAML 1.1 has no exponent
-without a dot and a sign), and 010, 1:30, yes and off are text. A key that stands twice is an error, and so are anchors.
+Numbers are read as people write them: 2e-05 and 1e5 are numbers (PyYAML takes them for text, as YAML 1.1 has no
+exponent without a dot and a sign), and 010, 1:30, yes and off are text. A key that stands twice is an error, and so are
+aliases.
 """
 
 import re
@@ -22,7 +23,7 @@ class Document:
     lines: dict[str, int] = field(default_factory=dict)
 
     def where(self, path: str) -> str:
-        """The place of `path` for a person: file, line and key. A key that is missing is placed at its parent's line."""
+        """The place of `path` for a person: file, line and key. A missing key is placed at the line of its section."""
         parent = path
         while parent and parent not in self.lines:
             parent = parent.rpartition(".")[0]
@@ -110,16 +111,14 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
+_SCALARS = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?(?:0|[1-9][0-9]*)", list("-+0123456789")),
+    "float": (r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", list("-+.0123456789")),
+}
+for _name, (_pattern, _first) in _SCALARS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
 def _place(source: str, error: yaml.YAMLError) -> str:

