@@ -74,6 +74,6 @@ class RoleClock:
         return idle_share(self.totals())
 
 
-def difference(later: Mapping[str, int | float], earlier: Mapping[str, int | float]) -> dict[str, float]:
-    """Seconds by state between two readings of `totals`."""
+def difference(later: Mapping[str, int | float], earlier: Mapping[str, int | float]) -> dict[str, int | float]:
+    """What was added between two readings of `totals`, or of any other set of counters."""
     return {state: seconds - earlier.get(state, 0.0) for state, seconds in later.items()}

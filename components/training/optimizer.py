@@ -8,6 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
@@ -63,7 +64,23 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> Optimizer:
     stages.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.epsilon))
     if config.weight_decay:
         stages.append(optax.add_decayed_weights(config.weight_decay))
-    return Optimizer(optax.chain(*stages), _schedule(config, total_steps), total_steps)
+    return Optimizer(_on_leaves(optax.chain(*stages)), _schedule(config, total_steps), total_steps)
+
+
+def _on_leaves(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same transformation over a list of leaves: a norm makes a tree of scalars, and ours hold matrices only."""
+
+    def init(weights: optax.Params) -> optax.OptState:
+        return inner.init(jax.tree.leaves(weights))
+
+    def update(
+        gradients: optax.Updates, state: optax.OptState, weights: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        leaves, tree = jax.tree.flatten(gradients)
+        directions, state = inner.update(leaves, state, jax.tree.leaves(weights))
+        return jax.tree.unflatten(tree, directions), state
+
+    return optax.GradientTransformation(init, update)
 
 
 def _schedule(config: OptimizerConfig, total_steps: int) -> Callable[[Int[Array, ""]], Array]:

@@ -9,7 +9,7 @@ The adapter of a `TrainState` is never donated, as the engine may be serving it;
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +48,7 @@ Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
 Apply = Callable[[TrainState, Adapter, int | float], tuple[TrainState, Metrics]]
 
 
+@runtime_checkable
 class Accumulate(Protocol):
     """One micro-batch more; see `make_accumulate`."""
 
@@ -131,7 +132,7 @@ def make_apply(optimizer: Optimizer) -> Apply:
         adapter: Adapter, state: optax.OptState, number: Array, gradients: Adapter, denominator: Array
     ) -> tuple[Adapter, optax.OptState, Metrics]:
         gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(denominator, 1e-30), gradients)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(jax.tree.leaves(gradients))
         usable = jnp.isfinite(norm) & (denominator > 0)
         rate = optimizer.learning_rate(number)
         directions, moved = optimizer.direction.update(gradients, state, adapter)
@@ -139,7 +140,7 @@ def make_apply(optimizer: Optimizer) -> Apply:
         kept = jax.tree.map(lambda new, old: jnp.where(usable, new, old), moved, state)
         metrics = {
             "gradient_norm": jnp.where(usable, norm, 0.0),
-            "update_norm": optax.global_norm(changes),
+            "update_norm": optax.tree.norm(jax.tree.leaves(changes)),
             "learning_rate": rate,
             "skipped": (~usable).astype(jnp.int32),
         }
