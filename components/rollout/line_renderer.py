@@ -19,7 +19,7 @@ from components.rollout.tool_calls import TaggedCalls
 from components.types import Completion, Message, Role
 
 # Ends of text that a model may have been trained with, whoever trained it.
-_ENDS_OF_TEXT = ("<|endoftext|>", "<|im_end|>", "<eos>", "<end_of_turn>", "</s>")
+_ENDS_OF_TEXT = ("<|endoftext|>", "<|im_end|>", "<eos>", "<end_of_turn>", "</s>", "<end>")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,9 +97,10 @@ class FastTokenizer:
 
 
 class CharacterTokenizer:
-    """One token per character of a small alphabet; id 0 ends a text.
+    """One token per character of a small alphabet; id 0 is no character.
 
-    The alphabet's order is the ids' order, so it is part of the model.
+    A model ends a text with it, and a character that the alphabet lacks becomes it, as nobody knows what a tool will
+    write. The alphabet's order is the ids' order, so it is part of the model.
     """
 
     END = "<end>"
@@ -108,12 +109,13 @@ class CharacterTokenizer:
         if len(set(alphabet)) != len(alphabet) or not alphabet:
             raise WeightsError(f"an alphabet must hold each of its characters once, not {alphabet!r}")
         self.alphabet = alphabet
-        self._ids = {character: i + 1 for i, character in enumerate(alphabet)}
+        self._tokens = (self.END, *alphabet)
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
 
     @property
     def vocab_size(self) -> int:
-        """The characters and the end token."""
-        return len(self.alphabet) + 1
+        """The characters and END."""
+        return len(self._tokens)
 
     @property
     def bos_token_id(self) -> int | None:
@@ -121,19 +123,16 @@ class CharacterTokenizer:
         return None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Raises WeightsError for a character that the alphabet lacks."""
-        unknown = sorted(set(text) - self._ids.keys())
-        if unknown:
-            raise WeightsError(f"{''.join(unknown)!r} of {text[:60]!r} is not in the alphabet {self.alphabet!r}")
-        return [self._ids[character] for character in text]
+        """Ids of a text."""
+        return [self._ids.get(character, 0) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; the end token is spelled out, an id out of range is U+FFFD."""
-        return "".join(self._spelled(i) for i in ids)
+        """Text of ids; END is spelled out, an id out of range is U+FFFD."""
+        return "".join(self._tokens[i] if 0 <= i < len(self._tokens) else REPLACEMENT for i in ids)
 
     def token_id(self, token: str) -> int | None:
         """The id of one character, or of END."""
-        return 0 if token == self.END else self._ids.get(token)
+        return self._ids.get(token)
 
     def save(self, folder: Path) -> Path:
         """Write characters.json."""
@@ -141,11 +140,6 @@ class CharacterTokenizer:
         path = folder / CHARACTERS_FILE
         path.write_text(json.dumps({"alphabet": self.alphabet}, ensure_ascii=False), encoding="utf-8")
         return path
-
-    def _spelled(self, i: int) -> str:
-        if i == 0:
-            return self.END
-        return self.alphabet[i - 1] if 0 < i <= len(self.alphabet) else REPLACEMENT
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:

@@ -219,13 +219,13 @@ def _call_of(value: Any) -> ToolCall:
 
 
 def _arguments_of(value: Any, key: str) -> dict[str, Any]:
-    if isinstance(value, str) and value.strip():
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
+    if isinstance(value, str):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
             raise _UnreadableCallError(f'"{key}" is a text that is not JSON') from None
-    if value is None or value == "":
-        return {}
     if not isinstance(value, dict):
         raise _UnreadableCallError(f'"{key}" must be a JSON object')
     return value

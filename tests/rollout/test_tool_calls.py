@@ -1,0 +1,244 @@
+"""Texts that models wrote -> calls. Cases TP02, TP05, TP06, TP07, TP11, TP12, TP15."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.environments.calculator import CALCULATOR
+from components.environments.tools import tool
+from components.rollout.tool_calls import HERMES, HERMES_OR_BARE, MAX_CALLS, QWEN_XML, ParsedText, TaggedCalls
+from components.types import ToolCall
+
+TAGGED = TaggedCalls("<tool>", "</tool>")
+
+
+def hermes(body):
+    return HERMES.parse(f"<tool_call>{body}</tool_call>", [])
+
+
+def test_text_around_calls_is_the_content_and_calls_keep_their_order():
+    first, second = ToolCall("f", {"x": 1}), ToolCall("g", {})
+    text = f"Let me see.\n{HERMES.render(first)}\n{HERMES.render(second)}\n"
+    assert HERMES.parse(text, []) == ParsedText("Let me see.", (first, second))
+
+
+def test_a_closing_tag_inside_of_an_argument_ends_nothing():
+    arguments = {"path": "doc.md", "text": "close with </tool_call> here"}
+    body = json.dumps({"name": "write_file", "arguments": arguments})
+    assert HERMES.parse(f"<tool_call>\n{body}\n</tool_call>", []) == ParsedText(
+        "", (ToolCall("write_file", arguments),)
+    )
+
+
+def test_arguments_that_are_a_json_text_are_an_object_and_are_rendered_as_one():
+    parsed = hermes('{"name": "get_db_config", "arguments": "{\\"param\\": \\"max_connections\\"}"}')
+    assert parsed.calls == (ToolCall("get_db_config", {"param": "max_connections"}),)
+    assert HERMES.render(parsed.calls[0]) == (
+        '<tool_call>\n{"name": "get_db_config", "arguments": {"param": "max_connections"}}\n</tool_call>'
+    )
+
+
+@pytest.mark.parametrize("value", ['"[1]"', '"max"', "[1]", "3", "true", '"{"'])
+def test_arguments_that_are_no_object_make_a_malformed_call(value):
+    parsed = hermes(f'{{"name": "f", "arguments": {value}}}')
+    assert (parsed.calls, len(parsed.malformed)) == ((), 1)
+    assert '"arguments"' in parsed.malformed[0].reason
+
+
+@pytest.mark.parametrize("rest", [', "arguments": ""', ', "arguments": " "', ', "arguments": null', ""])
+def test_a_call_without_arguments_is_a_call(rest):
+    assert hermes(f'{{"name": "health"{rest}}}').calls == (ToolCall("health", {}),)
+
+
+def test_a_tool_that_needs_an_argument_says_which_is_missing():
+    def read(path: str) -> str:
+        return path
+
+    (call,) = hermes('{"name": "read", "arguments": null}').calls
+    result = asyncio.run(tool(read).call(call.arguments))
+    assert (result.text, result.is_error) == ('error: read: missing argument "path"', True)
+
+
+def test_parameters_are_read_as_arguments():
+    parsed = hermes('{"name": "write_file", "parameters": {"path": "a.txt", "content": "hello"}}')
+    assert parsed.calls == (ToolCall("write_file", {"path": "a.txt", "content": "hello"}),)
+
+
+def test_arguments_beside_the_name_are_malformed_not_lost():
+    parsed = hermes('{"name": "write_file", "path": "a.txt"}')
+    assert parsed.malformed[0].reason == 'path must stand inside of "arguments"'
+
+
+def test_json_in_an_answer_is_no_call():
+    text = 'Here is a request body:\n```json\n{"name": "delete_all", "arguments": {}}\n```'
+    for form in (HERMES, HERMES_OR_BARE, QWEN_XML, TAGGED):
+        assert form.parse(text, [CALCULATOR]) == ParsedText(text)
+
+
+def test_a_message_that_is_exactly_one_object_is_a_call_only_where_that_is_chosen():
+    text = ' {"name": "f", "arguments": {"x": 1}}\n'
+    assert HERMES.parse(text, []) == ParsedText(text)
+    assert HERMES_OR_BARE.parse(text, []).calls == (ToolCall("f", {"x": 1}),)
+    assert HERMES_OR_BARE.parse(text + "and more", []).calls == ()
+    assert HERMES_OR_BARE.parse('{"t": 1}', []) == ParsedText('{"t": 1}')
+
+
+def test_a_dotted_name_is_a_name():
+    assert hermes('{"name": "math.gcd", "arguments": {"num1": 12, "num2": 18}}').calls == (
+        ToolCall("math.gcd", {"num1": 12, "num2": 18}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<tool_call>", "not JSON: Expecting value at character 0"),
+        ('<tool_call>{"name": "f", "argum', "not JSON: Unterminated string"),
+        ('<tool_call>{"name": "f"}}</tool_call>', "</tool_call> must follow the call, not '}</tool_call>'"),
+        ('<tool_call>{"name": 3}</tool_call>', '"name" must be the name of a tool'),
+        ("<tool_call>[1]</tool_call>", "a call must be a JSON object"),
+        ("<tool_call>" + "[" * 200_000, "not usable JSON"),
+        ('<tool_call>{"name": ' + "9" * 5000 + "}</tool_call>", "not usable JSON"),
+    ],
+)
+def test_what_cannot_be_understood_is_malformed_with_its_reason(text, reason):
+    parsed = HERMES.parse(text, [])
+    assert parsed.calls == ()
+    assert reason in parsed.malformed[0].reason
+    assert parsed.malformed[0].text == text
+
+
+def test_a_call_whose_closing_tag_was_not_written_before_the_end_is_a_call():
+    assert HERMES.parse('<tool_call>\n{"name": "f"}\n', []).calls == (ToolCall("f", {}),)
+
+
+def test_a_malformed_call_does_not_hide_the_next_one():
+    parsed = HERMES.parse('<tool_call>{x}</tool_call> so <tool_call>{"name": "f"}</tool_call>', [])
+    assert (parsed.content, parsed.calls, len(parsed.malformed)) == ("so", (ToolCall("f", {}),), 1)
+
+
+def test_calls_over_the_limit_are_one_malformed_call():
+    parsed = HERMES.parse('<tool_call>{"name": "f"}</tool_call>' * 3 * MAX_CALLS, [])
+    assert (len(parsed.calls), len(parsed.malformed)) == (MAX_CALLS, 1)
+
+
+def edit(old: str, count: int, deep: bool = False) -> str:
+    """Edit."""
+    return old
+
+
+XML = """<tool_call>
+<function=edit>
+<parameter=old>
+    if x:
+        return 1
+
+</parameter>
+</function>
+</tool_call>"""
+
+
+def test_one_newline_on_each_side_of_an_xml_value_is_removed_and_all_else_is_kept():
+    parsed = QWEN_XML.parse(XML, [tool(edit)])
+    assert parsed == ParsedText("", (ToolCall("edit", {"old": "    if x:\n        return 1\n"}),))
+    assert QWEN_XML.render(parsed.calls[0]) == XML
+
+
+def test_xml_values_have_the_type_that_the_schema_says():
+    call = ToolCall("edit", {"old": "3", "count": 3, "deep": True})
+    assert QWEN_XML.parse(QWEN_XML.render(call), [tool(edit)]).calls == (call,)
+    text = QWEN_XML.render(ToolCall("edit", {"count": "three"}))
+    assert QWEN_XML.parse(text, [tool(edit)]).calls == (ToolCall("edit", {"count": "three"}),)
+
+
+def test_an_xml_value_may_quote_its_own_closing_tag():
+    call = ToolCall("edit", {"old": "a </parameter> in text\n", "count": 1})
+    assert QWEN_XML.parse(QWEN_XML.render(call), [tool(edit)]).calls == (call,)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<tool_call>{"name": "f"}</tool_call>', "<function=NAME> must come first"),
+        ("<tool_call>\n<function=edit>\n<parameter=old>\nx", "</parameter> is missing after old"),
+        ("<tool_call>\n<function=edit>\n</tool_call>", "</function> is missing"),
+    ],
+)
+def test_xml_that_cannot_be_understood_is_malformed_with_its_reason(text, reason):
+    assert QWEN_XML.parse(text, []).malformed[0].reason == reason
+
+
+def test_a_tagged_text_is_the_argument_of_the_only_tool():
+    parsed = TAGGED.parse("So <tool> 12+30 </tool>", [CALCULATOR])
+    assert parsed == ParsedText("So", (ToolCall("calculator", {"expression": "12+30"}),))
+    assert TAGGED.render(parsed.calls[0]) == "<tool>12+30</tool>"
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "reason"),
+    [
+        ([CALCULATOR], "<tool>12+30", "</tool> is missing"),
+        ([], "<tool>12+30</tool>", "there is no tool to call"),
+        ([CALCULATOR, CALCULATOR], "<tool>12+30</tool>", "it does not say which tool to call"),
+        ([tool(edit)], "<tool>12+30</tool>", "it does not say which tool to call"),
+    ],
+)
+def test_a_tagged_text_that_is_no_call_is_malformed_with_its_reason(tools, text, reason):
+    assert TAGGED.parse(text, tools).malformed[0].reason == reason
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        (
+            *(
+                "<tool_call>",
+                "</tool_call>",
+                '{"name": ',
+                '"f"',
+                ', "arguments": ',
+                "{",
+                "}",
+                '"',
+                "\\",
+                "null",
+                "\n",
+                "[",
+            ),
+            *(
+                "<tool>",
+                "</tool>",
+                "<function=f>",
+                "</function>",
+                "<parameter=x>",
+                "</parameter>",
+                "1e999",
+                "ü",
+                "\ufffd",
+            ),
+        )
+    ),
+    max_size=25,
+).map("".join)
+WRAPPERS = ((HERMES, "<tool_call>"), (HERMES_OR_BARE, "<tool_call>"), (QWEN_XML, "<tool_call>"), (TAGGED, "<tool>"))
+ARGUMENTS = st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers() | st.booleans() | st.none())
+CALLS = st.builds(ToolCall, st.from_regex(r"[a-z_.]{1,10}", fullmatch=True), ARGUMENTS)
+
+
+@given(PIECES)
+def test_no_text_raises_in_any_format_and_every_wrapper_is_a_call_or_malformed(text):
+    for form, opens in WRAPPERS:
+        parsed = form.parse(text, [CALCULATOR])
+        assert all(fault.reason for fault in parsed.malformed)
+        if opens not in text and form is not HERMES_OR_BARE:
+            assert parsed == ParsedText(text)
+        elif opens in text:
+            assert parsed.calls or parsed.malformed
+
+
+@given(st.lists(CALLS, min_size=1, max_size=4))
+def test_rendered_calls_are_parsed_back(calls):
+    text = "\n".join(HERMES.render(call) for call in calls)
+    assert HERMES.parse(text, []) == ParsedText("", tuple(calls))
