@@ -68,9 +68,10 @@ class LineRenderer:
         self._tokenizer = tokenizer
         self._form = form
         self.stop_strings = form.stop_strings
+        ends = [tokenizer.token_id(end) for end in _ENDS_OF_TEXT]
         # A stop string that is one token can be found on the device, too.
-        whole = [tokenizer.token_id(stop) for stop in (*_ENDS_OF_TEXT, *form.stop_strings)]
-        self.stop_ids = tuple(dict.fromkeys(i for i in whole if i is not None))
+        spelled = [tokenizer.encode(stop) for stop in form.stop_strings]
+        self.stop_ids = (*(i for i in ends if i is not None), *(ids[0] for ids in spelled if len(ids) == 1))
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The whole first prompt. Raises ConfigError for tools that this form cannot call."""

@@ -1,8 +1,8 @@
 """The text that a model wrote -> tool calls, and back. One `CallFormat` per way of writing them.
 
 Only the wrapper of the chosen format makes a call: JSON in an answer is an answer. What stands in a wrapper and cannot
-be understood is a MalformedCall with its reason. No input raises, and time is linear in the text's length: a message
-holds at most MAX_CALLS calls, what comes after them is one malformed call.
+be understood is a MalformedCall with its reason. No input raises, and time is linear in the text's length: after
+MAX_CALLS calls or MAX_MALFORMED malformed ones, the rest of a message is one malformed call.
 """
 
 import json
@@ -15,6 +15,7 @@ from components.environments.tools import Tool
 from components.types import MalformedCall, ToolCall
 
 MAX_CALLS = 64
+MAX_MALFORMED = 8
 _SPACE = re.compile(r"\s*")
 _DECODER = json.JSONDecoder()
 
@@ -161,7 +162,7 @@ def _parse_wrapped(text: str, opens: str, closes: str, read: Callable[[str, int]
     malformed: list[MalformedCall] = []
     outside: list[str] = []
     position = 0
-    for _ in range(MAX_CALLS):
+    while len(calls) < MAX_CALLS and len(malformed) < MAX_MALFORMED:
         start = text.find(opens, position)
         if start < 0:
             break
@@ -177,7 +178,9 @@ def _parse_wrapped(text: str, opens: str, closes: str, read: Callable[[str, int]
     if not outside:
         return ParsedText(text)
     if opens in text[position:]:
-        malformed.append(MalformedCall(text[position:], f"a message holds at most {MAX_CALLS} calls"))
+        malformed.append(
+            MalformedCall(text[position:], f"only {MAX_CALLS} calls, or {MAX_MALFORMED} malformed ones, are read")
+        )
         position = len(text)
     outside.append(text[position:])
     return ParsedText("".join(outside).strip(), tuple(calls), tuple(malformed))

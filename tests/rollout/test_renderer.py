@@ -156,7 +156,7 @@ def test_stop_ids_are_tokens_that_exist():
     ids = {name: [BYTES.decode([i]) for i in make_renderer(name, BYTES).stop_ids] for name in NAMES}
     assert ids["chatml"] == ["<|im_end|>", "<|endoftext|>"]
     assert ids["gemma"] == ["<end_of_turn>", "<eos>"]
-    assert set(ids["plain"]) == {"<|endoftext|>", "<|im_end|>", "<eos>", "<end_of_turn>"}
+    assert ids["plain"] == ["<|endoftext|>", "<|im_end|>", "<eos>", "<end_of_turn>", "\n"]
     assert make_renderer("plain", BYTES).stop_strings == ("\n", "</tool>")
     assert make_renderer("compact", CharacterTokenizer("0\n")).stop_ids == (0, 2)
 

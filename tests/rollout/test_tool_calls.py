@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from components.environments.calculator import CALCULATOR
 from components.environments.tools import tool
-from components.rollout.tool_calls import HERMES, HERMES_OR_BARE, MAX_CALLS, QWEN_XML, ParsedText, TaggedCalls
+from components.rollout.tool_calls import (
+    HERMES,
+    HERMES_OR_BARE,
+    MAX_CALLS,
+    MAX_MALFORMED,
+    QWEN_XML,
+    ParsedText,
+    TaggedCalls,
+)
 from components.types import ToolCall
 
 TAGGED = TaggedCalls("<tool>", "</tool>")
@@ -122,7 +130,9 @@ def test_a_malformed_call_does_not_hide_the_next_one():
 
 def test_calls_over_the_limit_are_one_malformed_call():
     parsed = HERMES.parse('<tool_call>{"name": "f"}</tool_call>' * 3 * MAX_CALLS, [])
-    assert (len(parsed.calls), len(parsed.malformed)) == (MAX_CALLS, 1)
+    assert (parsed.content, len(parsed.calls), len(parsed.malformed)) == ("", MAX_CALLS, 1)
+    parsed = HERMES.parse("<tool_call>x</tool_call>" * 3 * MAX_MALFORMED, [])
+    assert (parsed.content, len(parsed.calls), len(parsed.malformed)) == ("", 0, MAX_MALFORMED + 1)
 
 
 def edit(old: str, count: int, deep: bool = False) -> str:
@@ -190,38 +200,18 @@ def test_a_tagged_text_that_is_no_call_is_malformed_with_its_reason(tools, text,
     assert TAGGED.parse(text, tools).malformed[0].reason == reason
 
 
-PIECES = st.lists(
-    st.sampled_from(
-        (
-            *(
-                "<tool_call>",
-                "</tool_call>",
-                '{"name": ',
-                '"f"',
-                ', "arguments": ',
-                "{",
-                "}",
-                '"',
-                "\\",
-                "null",
-                "\n",
-                "[",
-            ),
-            *(
-                "<tool>",
-                "</tool>",
-                "<function=f>",
-                "</function>",
-                "<parameter=x>",
-                "</parameter>",
-                "1e999",
-                "ü",
-                "\ufffd",
-            ),
-        )
-    ),
-    max_size=25,
-).map("".join)
+TAGS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool>",
+    "</tool>",
+    "<function=f>",
+    "</function>",
+    "<parameter=x>",
+    "</parameter>",
+)
+JSON_PIECES = ('{"name": ', '"f"', ', "arguments": ', "{", "}", "[", '"', "\\", "null", "1e999", "\n", "ü", "\ufffd")
+PIECES = st.lists(st.sampled_from(TAGS + HEADS + JSON_PIECES), max_size=25).map("".join)
 WRAPPERS = ((HERMES, "<tool_call>"), (HERMES_OR_BARE, "<tool_call>"), (QWEN_XML, "<tool_call>"), (TAGGED, "<tool>"))
 ARGUMENTS = st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers() | st.booleans() | st.none())
 CALLS = st.builds(ToolCall, st.from_regex(r"[a-z_.]{1,10}", fullmatch=True), ARGUMENTS)
