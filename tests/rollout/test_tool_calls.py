@@ -200,16 +200,8 @@ def test_a_tagged_text_that_is_no_call_is_malformed_with_its_reason(tools, text,
     assert TAGGED.parse(text, tools).malformed[0].reason == reason
 
 
-TAGS = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool>",
-    "</tool>",
-    "<function=f>",
-    "</function>",
-    "<parameter=x>",
-    "</parameter>",
-)
+TAGS = tuple(f"<{mark}{tag}>" for mark in ("", "/") for tag in ("tool_call", "tool", "function", "parameter"))
+HEADS = ("<function=f>", "<parameter=x>")
 JSON_PIECES = ('{"name": ', '"f"', ', "arguments": ', "{", "}", "[", '"', "\\", "null", "1e999", "\n", "ü", "\ufffd")
 PIECES = st.lists(st.sampled_from(TAGS + HEADS + JSON_PIECES), max_size=25).map("".join)
 WRAPPERS = ((HERMES, "<tool_call>"), (HERMES_OR_BARE, "<tool_call>"), (QWEN_XML, "<tool_call>"), (TAGGED, "<tool>"))
