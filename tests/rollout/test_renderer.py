@@ -218,7 +218,9 @@ def test_the_alphabet_of_the_form_and_the_environment_covers_every_prompt():
             )
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=12).map(str.strip)
+# Without "A", which this tokenizer joins with a newline before it: a completion is sampled after that newline, so that
+# its ids are other ones than those of the whole text. That is why nothing is tokenised again.
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="<A"), max_size=12).map(str.strip)
 # A conversation as texts: of the system message (or None) and the users; then per turn a completion and its replies.
 OPENINGS = st.tuples(st.none() | TEXTS.filter(bool), st.lists(TEXTS, min_size=1, max_size=2))
 REPLIES = st.lists(st.tuples(st.sampled_from((Role.USER, Role.TOOL)), TEXTS), min_size=1, max_size=3)
@@ -271,6 +273,15 @@ def test_appended_lines_read_as_the_whole_conversation(name, opening, turns):
         context = [*context, *ids, *renderer.extend(sampled(*ids), messages_of(replies))]
         messages = [*messages, assistant(text), *messages_of(replies)]
     assert BYTES.decode(context) == BYTES.decode(renderer.start(messages, [CALCULATOR]))
+
+
+def test_what_was_sampled_keeps_its_ids_where_tokenising_again_would_change_them():
+    renderer = make_renderer("chatml", BYTES)
+    completion = written("A", "<|im_end|>")
+    appended = [*renderer.start([user("x")], []), *completion.token_ids, *renderer.extend(completion, [user("y")])]
+    again = renderer.start([user("x"), assistant("A"), user("y")], [])
+    assert BYTES.decode(appended) == BYTES.decode(again)
+    assert len(appended) == len(again) + 1
 
 
 def test_thinking_that_was_sampled_stays_in_the_context():
