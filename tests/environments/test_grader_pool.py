@@ -20,12 +20,12 @@ def is_running(process_id: int) -> bool:
 
 def test_graders_that_hang_end_at_their_time_out_and_the_next_ones_are_graded():
     async def play(pool):
-        hung = await asyncio.gather(*(pool.grade(graders.never_ends, "x") for _ in range(8)), return_exceptions=True)
+        hung = await asyncio.gather(*(pool.grade(graders.never_ends, "x") for _ in range(6)), return_exceptions=True)
         return hung, await asyncio.gather(*(pool.grade(graders.length, "x" * n) for n in range(4)))
 
-    with GraderPool(workers=4, timeout=0.2) as pool:
+    with GraderPool(workers=4, timeout=1.0) as pool:
         hung, graded = asyncio.run(play(pool))
-    assert [str(error).split(" timed out")[1] for error in hung] == [" after 0.2 seconds"] * 8
+    assert [str(error).split(" timed out")[1] for error in hung] == [" after 1 seconds"] * 6
     assert all(isinstance(error, GraderFailedError) for error in hung)
     assert graded == [0.0, 1.0, 2.0, 3.0]
 
