@@ -27,9 +27,9 @@ class EngineConfig:
 
     `slots` sequences of `capacity` tokens each, prompt and completion together, have keys and values in memory, as
     `cache_dtype`. Every dispatch runs `decode_steps` steps for all slots: more of them cost less overhead per token
-    and make a new request, a swap and a stop string wait longer. Between two dispatches at most `prefill_chunk` tokens
-    of prompts are prefilled. `kv_on_update` says what happens to the cache when weights are swapped: running episodes
-    go on with it, or it is computed again with the new weights.
+    and make a new request, a swap and a stop string wait longer. Prompts are prefilled in pieces of `prefill_chunk`
+    tokens, one between two dispatches while most slots decode. `kv_on_update` says what happens to the cache when
+    weights are swapped: running episodes go on with it, or it is computed again with the new weights.
     """
 
     slots: Annotated[int, Field(ge=1)] = 8
@@ -103,14 +103,14 @@ class Core:
         self.swaps += 1
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Admit, prefill at most one chunk, decode once. Returns the completions that this ended, by request id."""
+        """Admit, prefill within the budget, decode once. Returns the completions that this ended, by request id."""
         self.scheduler.admit()
         self._prefill()
         ready = self.scheduler.ready()
         return self._decode(ready) if ready else []
 
     def _prefill(self) -> None:
-        budget = self.config.prefill_chunk
+        budget = self.scheduler.prefill_budget()
         while (work := self.scheduler.next_work(budget)) is not None:
             match work:
                 case Copy(source, target):

@@ -139,6 +139,14 @@ class Scheduler:
         for request, slot in zip(list(self.waiting.values()), free, strict=False):
             self._assign(request, slot, self._shareable(list(request.prompt_ids), slot, slot.exact))
 
+    def prefill_budget(self) -> int:
+        """How many tokens may be prefilled before the next decode step: one chunk, so that a long prompt does not hold
+        up those who decode, but one for each of these when more wait for their prompts than decode: a step costs the
+        same for few rows as for many.
+        """
+        waiting = sum(slot.prefilling for slot in self.slots)
+        return self.prefill_chunk * max(1, waiting // max(1, len(self.ready())))
+
     def next_work(self, budget: int) -> Copy | Prefill | None:
         """The next copy or piece of prefill, of at most `budget` tokens, or None. Slots with prompts take turns."""
         prefilling = [slot for slot in self.slots if slot.prefilling]

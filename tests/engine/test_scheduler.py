@@ -180,6 +180,20 @@ def test_a_piece_that_is_over_the_budget_waits_for_the_next_round():
     assert scheduler.next_work(BUDGET).slot == 1
 
 
+def test_one_chunk_is_prefilled_between_steps_unless_more_wait_for_prompts_than_decode():
+    scheduler = Scheduler(5, 1000, CHUNK)
+    for number in range(2):
+        scheduler.submit(request(number, [number]))
+    scheduler.admit()
+    assert len(scheduler.ready()) == 2
+    scheduler.submit(request(2, [2] * 500))
+    scheduler.submit(request(3, [3] * 500))
+    scheduler.admit()
+    assert scheduler.prefill_budget() == CHUNK
+    scheduler.cancel(0)
+    assert scheduler.prefill_budget() == 2 * CHUNK
+
+
 def test_a_prompt_that_fills_the_capacity_is_refused():
     with pytest.raises(ValueError, match="10 tokens in a slot of 10"):
         Scheduler(1, 10, CHUNK).submit(request(1, [1] * 10))
