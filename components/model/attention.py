@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from components.model import platform
 from components.model.architecture import Architecture, LinearScaling, Llama3Scaling, Rope
 
 # Finite, so that a row in which everything is masked is uniform instead of NaN.
@@ -49,46 +48,23 @@ def rotate(
 def attend(
     architecture: Architecture,
     queries: Float[Array, "rows time heads head_dim"],
-    keys: Float[Array, "rows source kv_heads head_dim"],
-    values: Float[Array, "rows source kv_heads head_dim"],
+    keys: Float[Array, "rows kv_heads head_dim source"],
+    values: Float[Array, "rows kv_heads source head_dim"],
     mask: Bool[Array, "rows time source"],
 ) -> Float[Array, "rows time heads head_dim"]:
-    """Attention of every query to the sources that its mask lets it see."""
-    rows, time, heads, head_dim = queries.shape
-    kv_heads = keys.shape[2]
-    grouped = queries.reshape(rows, time, kv_heads, heads // kv_heads, head_dim) * architecture.query_scale
-    by_sum = time == 1 and platform.current().decode_by_sum
-    mixed = (_by_sum if by_sum else _by_product)(grouped, keys, values, mask, architecture.attention_softcap)
-    return mixed.reshape(rows, time, heads, head_dim)
+    """Attention of every query to the sources that its mask lets it see; keys and values lie as in a `Cache`."""
+    rows, time, _, head_dim = queries.shape
+    kv_heads = keys.shape[1]
+    grouped = queries.reshape(rows, time, kv_heads, -1, head_dim).swapaxes(1, 2) * architecture.query_scale
+    # Products of plain matrices per row and key head: an einsum would put the keys first, which is twice as slow.
+    scores = _product(grouped.reshape(rows, kv_heads, -1, head_dim), keys)
+    scores = scores.reshape(rows, kv_heads, time, -1, scores.shape[-1])
+    if architecture.attention_softcap is not None:
+        scores = architecture.attention_softcap * jnp.tanh(scores / architecture.attention_softcap)
+    weights = jax.nn.softmax(jnp.where(mask[:, None, :, None], scores, _MASKED), axis=-1)
+    mixed = _product(weights.reshape(rows, kv_heads, -1, scores.shape[-1]), values)
+    return mixed.reshape(rows, kv_heads, time, -1, head_dim).swapaxes(1, 2).reshape(queries.shape)
 
 
-def _by_product(
-    queries: Float[Array, "rows time kv_heads group head_dim"],
-    keys: Float[Array, "rows source kv_heads head_dim"],
-    values: Float[Array, "rows source kv_heads head_dim"],
-    mask: Bool[Array, "rows time source"],
-    softcap: float | None,
-) -> Float[Array, "rows time kv_heads group head_dim"]:
-    scores = jnp.einsum("rtkgh,rskh->rkgts", queries, keys, preferred_element_type=jnp.float32)
-    weights = _weights(scores, mask[:, None, None], softcap, axis=-1)
-    return jnp.einsum("rkgts,rskh->rtkgh", weights, values, preferred_element_type=jnp.float32)
-
-
-def _by_sum(
-    queries: Float[Array, "rows 1 kv_heads group head_dim"],
-    keys: Float[Array, "rows source kv_heads head_dim"],
-    values: Float[Array, "rows source kv_heads head_dim"],
-    mask: Bool[Array, "rows 1 source"],
-    softcap: float | None,
-) -> Float[Array, "rows 1 kv_heads group head_dim"]:
-    scores = jnp.sum(queries * keys[:, :, :, None].astype(jnp.float32), axis=-1)
-    weights = _weights(scores, mask[:, 0, :, None, None], softcap, axis=1)
-    return jnp.sum(weights[..., None] * values[:, :, :, None].astype(jnp.float32), axis=1, keepdims=True)
-
-
-def _weights(
-    scores: Float[Array, "..."], mask: Bool[Array, "..."], softcap: float | None, *, axis: int
-) -> Float[Array, "..."]:
-    if softcap is not None:
-        scores = softcap * jnp.tanh(scores / softcap)
-    return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=axis)
+def _product(left: Float[Array, "rows kv m k"], right: Float[Array, "rows kv k n"]) -> Float[Array, "rows kv m n"]:
+    return jnp.matmul(left, right, preferred_element_type=jnp.float32)

