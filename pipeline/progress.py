@@ -40,11 +40,12 @@ class Progress(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Take whatever the runner prints; whole lines are sorted at once."""
-        self._log.write(_ANSI.sub("", text))
-        self._log.flush()
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
-            self._line(_ANSI.sub("", line).rstrip())
+            plain = _ANSI.sub("", line).rstrip()
+            self._log.write(f"{plain}\n")
+            self._line(plain)
+        self._log.flush()
         return len(text)
 
     def error_of_failed_step(self) -> str:

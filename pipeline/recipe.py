@@ -162,6 +162,7 @@ def _placed(problem: Problem, document: Document, overrides: Mapping[str, Any]) 
     candidates = [known for known in document.lines if known == path or known.endswith(f".{path}")]
     path = candidates[0] if len(candidates) == 1 else path
     for override in overrides:
-        if path == override or path.startswith(f"{override}.") or override.endswith(f".{path}"):
+        brought = path == override or path.startswith(f"{override}.") or override.endswith(f".{path}")
+        if brought or (override.startswith(f"{path}.") and path not in document.lines):
             return Problem(f"--set {override}", problem.value, problem.message)
     return Problem(document.where(path), problem.value, problem.message)

@@ -11,7 +11,7 @@ from components.config import config, from_json
 from components.export.card import write_card
 from components.export.merged import write_merged
 from components.export.proof import prove
-from components.model import weights
+from components.model import platform, weights
 from components.model.base_artifact import BaseArtifact, read_base
 from components.model.lora import merge
 from components.model.peft import load_adapter, read_config, save_adapter
@@ -42,6 +42,7 @@ def export(
     Raises ProofError when what was written does not give the numbers of what was trained.
     """
     settings = from_json(ExportConfig, section, where="export")
+    platform.use_compilation_cache()
     artifact = read_base(Path(base))
     # float32 whatever the run used: the weights are summed in it, and the proof compares in it.
     model = weights.load(artifact.source, dtype=jnp.float32)

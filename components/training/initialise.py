@@ -17,6 +17,7 @@ from pydantic import Field
 from components.config import config, from_json
 from components.environments.environment import Environment
 from components.errors import ConfigError, Problem
+from components.model import platform
 from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.base_artifact import HERE, BaseArtifact, read_base, write_base
@@ -91,6 +92,7 @@ def initialise(*, section: str, environment: str, seed: int, tasks: str, base: s
     """
     settings = from_json(InitConfig, section, where="init_model")
     world = from_json(EnvironmentConfig, environment, where="environment")
+    platform.use_compilation_cache()
     tiny_key, adapter_key = jax.random.split(jax.random.key(seed))
     if settings.tiny is not None:
         _make_tiny(settings.tiny, tiny_key, world, read_tasks(tasks, "train"), Path(base), settings.dtype, seed)

@@ -1,0 +1,24 @@
+"""What all tests share: the CPU, a cache of compiled programs, and the folder that lies beside the repository."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CACHE = REPOSITORY / ".cache" / "jax-tests"
+
+# Before jax is imported, and for the processes that tests start.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of data and cases beside the repository; tests that need it are skipped in a bare clone."""
+    folder = REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"there is no folder {folder.name} beside the repository")
+    return folder
