@@ -83,8 +83,10 @@ async def _play(
     async with _boundary(EnvironmentFailedError, "reset", task):
         observation = _checked(await environment.reset(task))
     record.observe(observation)
+    if observation.done:
+        return
     prompt_ids = tuple(renderer.start(observation.messages, environment.tools))
-    while not observation.done:
+    while True:
         room = limits.max_context - len(prompt_ids)
         if len(record.turns) >= limits.max_turns or room < 1:
             record.cut_by = "context" if room < 1 else "turns"
@@ -100,6 +102,8 @@ async def _play(
         async with _boundary(EnvironmentFailedError, "step", task):
             observation = _checked(await environment.step(message))
         record.observe(observation)
+        if observation.done:
+            return
         prompt_ids = (*prompt_ids, *completion.token_ids, *renderer.extend(completion, observation.messages))
 
 

@@ -50,7 +50,8 @@ def read_tasks(folder: Path | str, split: str) -> list[Task]:
     path = Path(folder, f"{split}.jsonl")
     if not path.is_file():
         raise DataError(Problem(str(path), split, "the output of prepare_data is gone; run that step again"))
-    lines = path.read_text(encoding="utf-8").splitlines()
+    # Not splitlines: a prompt may hold U+2028, which ends no line of JSON.
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     return [_task(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
 
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from components.environments.environment import Observation
 
+from components.environments.environment import Observation
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.types import Message, Outcome, Role, SequenceId, Task, Trajectory
 from tests.fakes import ByteRenderer, EchoEnvironment, ScriptedPolicy

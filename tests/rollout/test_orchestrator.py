@@ -20,7 +20,7 @@ def trajectory(task: Task, sequence: SequenceId, *, failed: bool = False, reward
         turns=(Turn((1,), Completion((2,), (-0.1,), (0,), FinishReason.STOP)),),
         messages=(),
         outcome=Outcome.FAILED if failed else Outcome.FINISHED,
-        reward=None if failed else reward,
+        reward=None if failed else float(reward),
         failure=Failure("tool", "no port") if failed else None,
         epoch=sequence.epoch,
         member=sequence.member,
@@ -125,7 +125,7 @@ def test_members_keep_their_own_reward_whatever_the_order_of_arrival():
     config = RolloutConfig(group_size=3, tasks_per_step=2)
     groups = collect(play, config, steps=1, tasks=TASKS[:2])
     rewards = {group.task.id: [member.reward for member in group.trajectories] for group in groups}
-    assert rewards == {"a": [0, 1, 2], "b": [10, 11, 12]}
+    assert rewards == {"a": [0.0, 1.0, 2.0], "b": [10.0, 11.0, 12.0]}
 
 
 def test_a_failed_episode_is_tried_again_and_every_attempt_is_seen():
