@@ -30,7 +30,16 @@ _EXAMPLES = 12
 _LONGEST_TEXT = 4_000  # characters of one text of a message
 _LONGEST_TALK = 20_000  # characters of one trajectory, so that the page stays under a megabyte
 _WIDE, _NARROW = (8.6, 3.0), (4.3, 2.8)  # inches; the page shows the one that fits
-_SIGNALS = ("loss", "entropy", "kl", "mismatch_kl", "grad_norm", "staleness_mean", "episode_seconds", "tool_error_rate")
+_SIGNALS = (
+    "loss",
+    "entropy",
+    "reference_kl",
+    "behavior_kl",
+    "gradient_norm",
+    "staleness_mean",
+    "episode_seconds",
+    "tool_error_rate",
+)
 _NAMES = ("recipe", "model", "environment")
 _ROLES = {"trainer": "Trainer", "engine": "Engine"}
 
