@@ -95,17 +95,21 @@ def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
         environment = environment_factory(settings.use, settings.options)()
         tasks = {split: next(iter(environment.tasks(split)), None) for split in SPLITS}
         player = make_player(settings, _tokenizer(recipe))
-        return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task)]
+        alphabet = recipe.init_model.tiny.alphabet if recipe.init_model.tiny else None
+        return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task, alphabet)]
     except (ConfigError, DataError) as error:
         return [_within("environment", problem) for problem in error.problems]
     except WeightsError as error:
         return [Problem("init_model", recipe.init_model.source or "tiny", str(error))]
 
 
-def _prompt_problems(player: Player, split: str, task: Task | None) -> Iterator[Problem]:
+def _prompt_problems(player: Player, split: str, task: Task | None, alphabet: str | None) -> Iterator[Problem]:
     if task is None:
         yield Problem("environment", split, "this split has no task")
         return
+    if alphabet is not None and (lacking := "".join(sorted(set(task.prompt) - set(alphabet)))):
+        message = f"lacks {lacking!r} of the first {split} task's prompt, which the model could not read"
+        yield Problem("init_model.tiny.alphabet", alphabet, message)
     environment = player.make_environment()
     opening = asyncio.run(environment.reset(task)).messages
     length = len(player.renderer.start(opening, environment.tools))

