@@ -34,7 +34,7 @@ def assert_agrees(adapter, ids: list[int], completion: Completion, temperature: 
     assert completion.logprobs == pytest.approx(expected.tolist(), abs=tolerance)
 
 
-@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33, 50])
+@pytest.mark.parametrize("length", [1, 2, 16, 17, 33, 50])
 def test_logprobs_equal_the_trainers_for_prompts_of_any_number_of_chunks(length):
     adapter, ids = tiny_adapter(1), prompt(length, length)
     with engine(adapter) as running:
@@ -92,11 +92,11 @@ def test_a_sequence_is_the_same_alone_and_among_many_in_any_order():
         )
         return {names[i][0]: result for i, result in zip(order, results, strict=True)}
 
-    with engine() as running:
+    with engine(slots=1) as running:
         alone = {name: ask(running, ids, name, sampling=sampling) for name, ids in names}
     for seed in range(2):
         order = random.Random(seed).sample(range(12), 12)
-        with engine(slots=3, decode_steps=2) as running:
+        with engine() as running:
             many = asyncio.run(together(running, order))
         assert {name: each.token_ids for name, each in many.items()} == {
             name: each.token_ids for name, each in alone.items()
@@ -239,8 +239,8 @@ def test_stops_that_are_found_on_the_device_equal_those_of_single_steps():
     assert all(each.token_ids[-1] in (3, 7, 11, 19, 23) for each in stopped)
 
 
-@pytest.mark.parametrize("decode_steps", [1, 5])
-@pytest.mark.parametrize("max_tokens", [1, 4, 5, 6])
+@pytest.mark.parametrize("decode_steps", [1, 7])
+@pytest.mark.parametrize("max_tokens", [1, 6, 7, 8])
 def test_a_turn_ends_at_its_own_limit_of_tokens(decode_steps, max_tokens):
     with engine(decode_steps=decode_steps) as running:
         completion = ask(running, prompt(13, 10), max_tokens=max_tokens)
@@ -278,7 +278,7 @@ def test_arguments_that_no_engine_could_serve_are_a_bug_and_not_data(ids, max_to
         ask(running, ids, max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize("decode_steps", [1, 6])
+@pytest.mark.parametrize("decode_steps", [1, 7])
 def test_tokens_after_a_stop_string_are_cut_together_with_their_logprobs(decode_steps):
     ids = prompt(16, 8)
     with engine(decode_steps=decode_steps) as running:
@@ -396,7 +396,7 @@ def test_the_event_loop_is_never_blocked_for_long_by_the_engine():
             await asyncio.sleep(0)
         return beats, await turn
 
-    with engine(decode_steps=30) as running:
+    with engine(decode_steps=7) as running:
         beats, completion = asyncio.run(play(running))
     assert beats > len(completion.token_ids)
 

@@ -25,13 +25,16 @@ def drawn(
     rows = SamplingRows.empty(draws)
     for row in range(draws):
         rows.set(row, sampling, sequence_key(0, SequenceId("task")))
-    many = jnp.tile(jnp.asarray(logits, jnp.float32), (draws, 1))
+    # Few shapes, so that little is compiled: what pads a small vocabulary has no probability.
+    padded = np.pad(np.asarray(logits, np.float32), (0, max(0, 8 - len(logits))), constant_values=-np.inf)
+    many = jnp.tile(padded, (draws, 1))
     tokens, logprobs = draw(many, jnp.arange(draws), rows, sampling.truncated)
     return np.asarray(tokens), np.asarray(logprobs)
 
 
 def assert_distributed(tokens: np.ndarray, probabilities: np.ndarray) -> None:
     """Chi-square test against what is expected; the bound is five deviations above the mean of the statistic."""
+    probabilities = np.pad(probabilities, (0, max(0, 8 - len(probabilities))))
     expected = probabilities * len(tokens)
     counts = np.bincount(tokens, minlength=len(probabilities))
     assert counts[expected == 0].sum() == 0
