@@ -30,6 +30,8 @@ class Platform:
 CPU = Platform(bfloat16_rows=4)
 ACCELERATOR = Platform(bfloat16_rows=1)
 
+COMPILED = Path.home() / ".cache" / "headrace" / "compiled"
+
 
 @functools.cache
 def current() -> Platform:
@@ -37,7 +39,7 @@ def current() -> Platform:
     return CPU if jax.default_backend() == "cpu" else ACCELERATOR
 
 
-def use_compilation_cache(folder: Path = Path.home() / ".cache" / "headrace" / "compiled") -> None:
+def use_compilation_cache(folder: Path = COMPILED) -> None:
     """Keep every compiled program on the disk: the next step, and the next run, start without compiling again."""
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -71,12 +71,16 @@ def test_a_missing_key_is_named() -> None:
         ("llama", {"mlp_bias": True}),
         ("llama", {"hidden_act": "relu"}),
         ("qwen2", {"use_sliding_window": True}),
-        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
     ],
 )
 def test_a_setting_that_would_change_the_numbers_is_refused(family: str, setting: dict[str, object]) -> None:
     with pytest.raises(WeightsError, match=next(iter(setting))):
         Architecture.from_huggingface({**CONFIGS[family], **setting})
+
+
+def test_an_unknown_rope_scaling_is_named() -> None:
+    with pytest.raises(WeightsError, match="rope scaling 'yarn' is not supported"):
+        Architecture.from_huggingface({**CONFIGS["llama"], "rope_scaling": {"type": "yarn", "factor": 2.0}})
 
 
 def test_the_text_model_of_a_multimodal_gemma_is_found_with_its_defaults() -> None:

