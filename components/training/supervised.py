@@ -36,7 +36,7 @@ class SupervisedConfig:
     """`steps` optimizer steps over `rows` rows of `row_length` tokens; several pairs share a row while they fit."""
 
     steps: Annotated[int, Field(ge=1)] = 400
-    rows: Annotated[int, Field(ge=1)] = 64
+    rows: Annotated[int, Field(ge=1)] = 32
     row_length: Annotated[int, Field(ge=2)] = 64
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-3, schedule=Schedule.COSINE, warmup_steps=20, b2=0.98)
 

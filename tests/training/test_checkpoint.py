@@ -16,7 +16,7 @@ from tests.training import tiny
 
 
 def state(value: float) -> dict[str, jax.Array]:
-    return {"weights": jnp.full((2, 3), value), "step": jnp.int32(value)}
+    return {"weights": jnp.full((2, 3), float(value)), "step": jnp.int32(value)}
 
 
 def saved(folder: Path, *steps: int, keep: int = 9) -> Checkpoints:
@@ -117,7 +117,7 @@ def test_a_folder_of_the_users_is_never_touched(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(uri))
 
     monkeypatch.setattr(storage, "read_text", denied)
-    with pytest.raises(CheckpointError, match="cannot be read .* nothing was changed"):
+    with pytest.raises(CheckpointError, match=r"cannot be read .* nothing was changed"):
         Checkpoints(tmp_path).restore(like=state(0))
     assert listing(tmp_path) == before
 

@@ -103,7 +103,7 @@ def test_streamed_accumulation_equals_the_whole_batch_for_any_split_and_packing(
     made, batch = objective(aggregation.value), tiny.samples()
     wanted_loss, wanted = jax.value_and_grad(whole_batch_loss, argnums=1)(made, ADAPTER, batch)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted)) > 1e-3
-    for rows, row_length in [(8, 9), (3, 9), (1, 9), (2, 24)]:
+    for rows, row_length in [(8, 9), (3, 9), (1, 24)]:
         gradients, loss = streamed(made, batch, rows, row_length)
         assert loss == pytest.approx(float(wanted_loss), rel=1e-5)
         assert_close(gradients, wanted)
@@ -174,7 +174,7 @@ def test_an_empty_micro_batch_beside_a_full_one_changes_nothing():
     accumulate = accumulator(objective())
     (full,) = packed(tiny.samples(), rows=8, row_length=9)
     alone, _ = accumulate(BASE, ADAPTER, zero_gradients(ADAPTER), full)
-    alone = jax.tree.map(np.array, alone)
+    alone = jax.tree.map(jnp.copy, alone)
     both, _ = accumulate(BASE, ADAPTER, zero_gradients(ADAPTER), full)
     both, _ = accumulate(BASE, ADAPTER, both, empty_microbatch())
     assert_same_bits(both, alone)
@@ -227,9 +227,12 @@ def test_sums_of_gradients_are_donated_and_the_base_is_neither_copied_nor_compil
     accumulate(BASE, ADAPTER, gradients, microbatch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(gradients))
     assert live_embeddings() == before
-    text = jax.jit(accumulate).lower(BASE, ADAPTER, zero_gradients(ADAPTER), microbatch).as_text()
-    arguments = text.split("@main(")[1].split("->")[0]
-    assert arguments.count("tensor<23x16xf32>") == 1
+    # As plain lists of leaves, because lowering puts records of its own where the arrays are.
+    leaves, structure = jax.tree.flatten((BASE, ADAPTER, zero_gradients(ADAPTER), microbatch))
+    text = jax.jit(lambda leaves: accumulate(*jax.tree.unflatten(structure, leaves))).lower(leaves).as_text()
+    embedding = "tensor<23x16xf32>"
+    assert text.split("@main(")[1].split("->")[0].count(embedding) == 1
+    assert not [line for line in text.splitlines() if "constant" in line and embedding in line]
 
 
 def live_embeddings() -> int:
@@ -241,7 +244,7 @@ def test_training_lowers_the_loss_and_touches_the_adapter_only():
     optimizer = make_optimizer(OptimizerConfig(learning_rate=0.01), total_steps=3)
     accumulate, apply = accumulator(made), make_apply(optimizer)
     (microbatch,) = packed(batch, rows=8, row_length=9)
-    frozen = jax.tree.map(np.array, BASE)
+    frozen = jax.tree.map(jnp.copy, BASE)
     state: TrainState = init_state(ADAPTER, optimizer)
     losses = []
     for _ in range(3):

@@ -27,8 +27,7 @@ ARCHITECTURE = Architecture.from_huggingface(
 
 
 def base() -> Base:
-    # Large weights, so that log-probs are far from uniform and differences are seen.
-    return jax.tree.map(lambda leaf: leaf * 2, random_base(jax.random.key(0), ARCHITECTURE))
+    return random_base(jax.random.key(0), ARCHITECTURE)
 
 
 def adapter() -> Adapter:
@@ -36,7 +35,7 @@ def adapter() -> Adapter:
     fresh = init_adapter(jax.random.key(1), ARCHITECTURE, LoraConfig(rank=2))
     leaves, structure = jax.tree.flatten(fresh)
     keys = jax.random.split(jax.random.key(2), len(leaves))
-    noisy = [leaf + 0.2 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
+    noisy = [leaf + 0.1 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(structure, noisy)
 
 

@@ -1,0 +1,71 @@
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from components.errors import ConfigError, DataError
+from components.model.decoder import forward, logits
+from components.training.optimizer import OptimizerConfig
+from components.training.packing import Packer, PackingConfig
+from components.training.supervised import SupervisedConfig, fit, negative_log_likelihood
+from tests.training import tiny
+
+BASE = tiny.base()
+CONFIG = SupervisedConfig(steps=60, rows=4, row_length=16, optimizer=OptimizerConfig(learning_rate=1e-2))
+
+
+def successors() -> Iterator[tuple[list[int], list[int]]]:
+    """The completion of a number is the next two numbers."""
+    for number in itertools.cycle(range(20)):
+        yield [21, number], [number + 1, number + 2]
+
+
+def greedy(base, prompt: list[int], count: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(count):
+        tokens = jnp.array([ids])
+        hidden = forward(tiny.ARCHITECTURE, base, None, tokens, jnp.arange(len(ids))[None], jnp.ones_like(tokens))
+        ids.append(int(logits(tiny.ARCHITECTURE, base, hidden)[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def test_tuning_teaches_the_completions_and_leaves_the_given_base_as_it_is():
+    before = [np.array(leaf) for leaf in jax.tree.leaves(BASE)]
+    reports: list[tuple[int, float]] = []
+    tuned = fit(tiny.ARCHITECTURE, BASE, successors(), CONFIG, progress=lambda step, loss: reports.append((step, loss)))
+    assert [step for step, _ in reports] == [50, 60]
+    assert reports[-1][1] < 0.3
+    assert greedy(tuned, [21, 7], 2) == [8, 9]
+    for leaf, old in zip(jax.tree.leaves(BASE), before, strict=True):
+        np.testing.assert_array_equal(leaf, old)
+
+
+def test_the_loss_is_the_mean_over_completion_tokens_in_nats():
+    batch = tiny.samples()[:2]
+    (microbatch,) = Packer(PackingConfig(rows=1, row_length=16), lambda length: 1.0).pack(batch)
+    expected = []
+    for sample in batch:
+        tokens = jnp.array([sample.token_ids])
+        hidden = forward(
+            tiny.ARCHITECTURE, BASE, None, tokens, jnp.arange(tokens.shape[1])[None], jnp.ones_like(tokens)
+        )
+        scores = jax.nn.log_softmax(logits(tiny.ARCHITECTURE, BASE, hidden)[0])
+        sampled = np.flatnonzero(sample.completion_mask)
+        expected += [-float(scores[place - 1, sample.token_ids[place]]) for place in sampled]
+    assert float(negative_log_likelihood(tiny.ARCHITECTURE, BASE, microbatch)) == pytest.approx(
+        np.mean(expected), rel=1e-5
+    )
+
+
+def test_pairs_that_end_too_early_are_refused_with_the_step():
+    with pytest.raises(ConfigError, match="used up after 0 steps"):
+        fit(tiny.ARCHITECTURE, BASE, [], CONFIG)
+
+
+@pytest.mark.parametrize("pair", [([], [1]), ([1], [])])
+def test_a_pair_without_prompt_or_completion_is_refused(pair):
+    with pytest.raises(DataError, match="give both"):
+        fit(tiny.ARCHITECTURE, BASE, [pair], CONFIG)
