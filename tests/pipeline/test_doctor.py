@@ -14,7 +14,8 @@ from pipeline.recipe import load_recipe
 
 def problems_with(**overrides: Any) -> list[str]:
     """What the doctor says of the smoke recipe with some values replaced (`__` stands for a dot)."""
-    recipe = load_recipe("smoke", {key.replace("__", "."): value for key, value in overrides.items()})
+    given = {key.replace("__", "."): value for key, value in overrides.items()}
+    recipe = load_recipe("smoke", {"train.steps": 40, **given})
     return [f"{problem.where}: {problem.message}" for problem in examine(recipe)]
 
 
