@@ -127,6 +127,8 @@ class Core:
             self._cache = decode.prefill(
                 self._architecture, self._base, self._adapter, self._cache, padded, place, begin
             )
+            # Waits, so that the span tells what a prefill takes; the decode step that follows would wait for it anyway.
+            jax.block_until_ready(self._cache.keys[0])
 
     def _decode(self, ready: list[Slot]) -> list[tuple[int, Completion]]:
         with span("decode", rows=len(ready)):
