@@ -5,6 +5,7 @@ checkpoint stores them with 1 subtracted, loading has added it.
 """
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
 LINEAR_MODULES = ATTENTION_MODULES + MLP_MODULES
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Linear:
@@ -27,6 +29,7 @@ class Linear:
     bias: Float[Array, " outputs"] | None = None
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Layer:
@@ -47,6 +50,7 @@ class Layer:
     post_mlp_norm: Float[Array, " d_model"] | None = None
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Base:

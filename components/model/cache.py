@@ -4,6 +4,7 @@ A slot's contents are addressed by position; whatever lies behind the position t
 """
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from components.model.architecture import Architecture
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ class LoraConfig:
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LoraPair:
@@ -49,6 +50,7 @@ class LoraPair:
     scale: float = dataclasses.field(metadata={"static": True})
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Adapter:

@@ -4,12 +4,16 @@ Everything else in this room is the same on a laptop and on an accelerator.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+from jaxtyping import Array
+
+from components.model.remat import rematerialise
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +22,19 @@ class Platform:
 
     `bfloat16_rows`: the least number of rows with which a bfloat16 weight is multiplied. A CPU has no fast path for
     fewer than four: one row takes ten times as long as four.
+    `rematerialise`: what makes a function compute its insides again in the backward pass.
     """
 
     bfloat16_rows: int
+    rematerialise: Callable[[Callable[..., Array]], Callable[..., Array]]
 
     def least_rows(self, dtype: DTypeLike) -> int:
         """To how many rows the left side of a product with a weight of this dtype is padded."""
         return self.bfloat16_rows if dtype == jnp.bfloat16 else 1
 
 
-CPU = Platform(bfloat16_rows=4)
-ACCELERATOR = Platform(bfloat16_rows=1)
+CPU = Platform(bfloat16_rows=4, rematerialise=rematerialise)
+ACCELERATOR = Platform(bfloat16_rows=1, rematerialise=jax.checkpoint)
 
 COMPILED = Path.home() / ".cache" / "headrace" / "compiled"
 
