@@ -27,3 +27,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"there is no folder {folder.name} beside the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Tasks, a base and an adapter of `tests/tiny_run.py`, made once."""
+    from tests.tiny_run import make_inputs
+
+    return make_inputs(tmp_path_factory.mktemp("tiny"))

@@ -11,64 +11,36 @@ import pytest
 
 from components.errors import CheckpointError, ConfigError
 from components.model.peft import WEIGHTS_FILE
-from components.rollout.prepare import write_tasks
 from components.telemetry.metrics import read_metrics
 from components.telemetry.run_files import read_run
-from components.training.initialise import initialise
 from components.training.run import train
+from tests.tiny_run import ENGINE, ENVIRONMENT
 
-ENVIRONMENT = {
-    "use": "arithmetic",
-    "options": {"low": 10, "high": 40, "operators": ["+"], "train_tasks": 40, "test_tasks": 8, "worked_examples": 0},
-    "renderer": "compact",
-    "limits": {"max_turns": 1, "max_new_tokens": 8, "max_context": 24},
-}
-INIT = {
-    "tiny": {
-        "alphabet": "0123456789+-*=[]\n",
-        "d_model": 32,
-        "n_layers": 2,
-        "d_ff": 64,
-        "warm_start": {"steps": 60, "rows": 32, "row_length": 32},
-    },
-    "lora": {"rank": 4, "alpha": 8.0},
-}
 TRAIN = {
     "steps": 4,
     "rollout": {"tasks_per_step": 4, "group_size": 4, "max_concurrency": 16},
-    "engine": {"slots": 16, "capacity": 32, "decode_steps": 4, "prefill_chunk": 16},
+    "engine": ENGINE,
     "optimizer": {"learning_rate": 3e-3},
     "packing": {"rows": 8, "row_length": 32},
     "checkpoint_every": 1,
 }
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> dict[str, str]:
-    """Tasks, a base and an adapter, made once."""
-    folder = tmp_path_factory.mktemp("inputs")
-    places = {name: str(folder / name) for name in ("tasks", "base", "adapter")}
-    world = json.dumps(ENVIRONMENT)
-    write_tasks(section="{}", environment=world, seed=0, folder=places["tasks"])
-    initialise(section=json.dumps(INIT), environment=world, seed=0, **places)
-    return places
-
-
-def arguments(inputs: dict[str, str], folder: Path, **changes) -> dict[str, object]:
+def arguments(tiny_inputs: dict[str, str], folder: Path, **changes) -> dict[str, object]:
     return {
         "section": json.dumps(TRAIN | changes),
         "environment": json.dumps(ENVIRONMENT),
         "seed": 0,
         "run_folder": str(folder / "run"),
         "trained": str(folder / "trained"),
-        **inputs,
+        **tiny_inputs,
     }
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(inputs, tmp_path_factory) -> Path:
+def uninterrupted(tiny_inputs, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    train(**arguments(inputs, folder))
+    train(**arguments(tiny_inputs, folder))
     return folder
 
 
@@ -94,8 +66,8 @@ def test_the_seconds_of_a_step_are_all_accounted_for(uninterrupted):
         assert sum(line["trainer_seconds"].values()) == pytest.approx(line["seconds"], rel=0.02)
 
 
-def test_a_kill_and_a_resume_end_with_the_bits_of_an_uninterrupted_run(inputs, uninterrupted, tmp_path):
-    call = arguments(inputs, tmp_path)
+def test_a_kill_and_a_resume_end_with_the_bits_of_an_uninterrupted_run(tiny_inputs, uninterrupted, tmp_path):
+    call = arguments(tiny_inputs, tmp_path)
     program = f"from components.training.run import train; train(**{call!r})"
     with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) as process:
         for line in process.stderr:
@@ -110,14 +82,14 @@ def test_a_kill_and_a_resume_end_with_the_bits_of_an_uninterrupted_run(inputs, u
     assert killed[-1]["tokens_generated_so_far"] == whole[-1]["tokens_generated_so_far"]
 
 
-def test_two_runs_of_one_seed_are_the_same_run(inputs, uninterrupted, tmp_path):
-    train(**arguments(inputs, tmp_path))
+def test_two_runs_of_one_seed_are_the_same_run(tiny_inputs, uninterrupted, tmp_path):
+    train(**arguments(tiny_inputs, tmp_path))
     assert adapter_bits(tmp_path) == adapter_bits(uninterrupted)
 
 
-def test_with_staleness_generation_goes_on_during_updates_and_the_books_balance(inputs, tmp_path):
+def test_with_staleness_generation_goes_on_during_updates_and_the_books_balance(tiny_inputs, tmp_path):
     rollout = TRAIN["rollout"] | {"max_staleness": 2, "max_concurrency": 48}
-    train(**arguments(inputs, tmp_path, rollout=rollout, steps=6))
+    train(**arguments(tiny_inputs, tmp_path, rollout=rollout, steps=6))
     run = read_run(str(tmp_path / "run"))
     assert max(line["staleness_max"] for line in run.metrics) >= 1
     tokens = run.summary["tokens"]
@@ -125,13 +97,13 @@ def test_with_staleness_generation_goes_on_during_updates_and_the_books_balance(
     assert tokens["in_flight"] == 0
 
 
-def test_a_resume_with_another_recipe_is_refused(inputs, uninterrupted):
-    call = arguments(inputs, uninterrupted, steps=9)
+def test_a_resume_with_another_recipe_is_refused(tiny_inputs, uninterrupted):
+    call = arguments(tiny_inputs, uninterrupted, steps=9)
     with pytest.raises(CheckpointError, match="made by a recipe with hash"):
         train(**call)
 
 
-def test_an_episode_longer_than_a_row_is_refused_before_anything_runs(inputs, tmp_path):
+def test_an_episode_longer_than_a_row_is_refused_before_anything_runs(tiny_inputs, tmp_path):
     with pytest.raises(ConfigError, match="24 tokens long"):
-        train(**arguments(inputs, tmp_path, packing={"rows": 8, "row_length": 16}))
+        train(**arguments(tiny_inputs, tmp_path, packing={"rows": 8, "row_length": 16}))
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,78 @@
+"""Base against trained: the same tasks, the same engine, and numbers that are right at their edges."""
+
+import json
+
+import pytest
+
+from components.errors import DataError, RunStoppedError
+from components.evaluation.run import EvaluateConfig, Scores, compare, evaluate
+from components.telemetry.run_files import read_run
+from tests.tiny_run import ENGINE, ENVIRONMENT
+
+
+def scores(*greedy, sampled=()) -> Scores:
+    return Scores(greedy=list(greedy), sampled=[list(rewards) for rewards in sampled])
+
+
+def test_accuracy_counts_solved_tasks_and_the_difference_is_paired():
+    accuracy, reward = compare(scores(1.0, 0.0, 0.5, 0.0), scores(1.0, 1.0, 0.5, 0.0), EvaluateConfig())
+    assert (accuracy["before"]["value"], accuracy["after"]["value"]) == (0.25, 0.5)
+    assert accuracy["paired"]["difference"]["value"] == 0.25
+    assert (accuracy["paired"]["better"], accuracy["paired"]["worse"], accuracy["paired"]["equal"]) == (1, 0, 3)
+    assert reward["after"]["value"] == pytest.approx(2.5 / 4)
+
+
+def test_a_failed_task_is_no_score_and_too_many_stop_the_step():
+    before, after = scores(1.0, None, 0.0), scores(1.0, 1.0, 1.0)
+    accuracy, _ = compare(before, after, EvaluateConfig(max_failed_share=0.5))
+    assert accuracy["after"]["count"] == 2
+    with pytest.raises(RunStoppedError, match="1 of 3 evaluation tasks failed"):
+        compare(before, after, EvaluateConfig())
+
+
+def test_samples_give_a_mean_per_task_and_pass_at_k():
+    before = scores(0.0, 0.0, sampled=([0.0, 0.0], [1.0, 0.0]))
+    after = scores(0.0, 0.0, sampled=([1.0, 0.0], [1.0, 1.0]))
+    measures = {measure["name"]: measure for measure in compare(before, after, EvaluateConfig(samples=2))}
+    assert measures["sampled accuracy"]["before"]["value"] == 0.25
+    assert measures["sampled accuracy"]["after"]["value"] == 0.75
+    assert measures["pass@2"]["before"]["value"] == 0.5
+    assert measures["pass@2"]["after"]["value"] == 1.0
+
+
+def arguments(tiny_inputs, folder, **settings):
+    return {
+        "section": json.dumps({"engine": ENGINE, **settings}),
+        "environment": json.dumps(ENVIRONMENT),
+        "seed": 0,
+        "run_folder": str(folder),
+        "tasks": tiny_inputs["tasks"],
+        "base": tiny_inputs["base"],
+        "trained": tiny_inputs["adapter"],
+        "report": str(folder / "report.html"),
+    }
+
+
+def test_an_adapter_that_changes_nothing_scores_what_the_base_scores(tiny_inputs, tmp_path):
+    scalars = evaluate(**arguments(tiny_inputs, tmp_path, samples=3))
+    assert scalars["evaluation_tasks"] == 8
+    assert scalars["accuracy_before"] == scalars["accuracy_after"]
+    assert scalars["sampled_accuracy_improvement"] == 0.0
+    run = read_run(str(tmp_path))
+    assert [measure["name"] for measure in run.measures] == [
+        "greedy accuracy",
+        "greedy reward",
+        "sampled accuracy",
+        "pass@3",
+    ]
+    assert "<html" in (tmp_path / "report.html").read_text()
+
+
+def test_fewer_tasks_than_slots_are_all_scored(tiny_inputs, tmp_path):
+    assert evaluate(**arguments(tiny_inputs, tmp_path, tasks=5))["evaluation_tasks"] == 5
+
+
+def test_no_task_is_refused_at_the_start(tiny_inputs, tmp_path):
+    (tmp_path / "test.jsonl").write_text("")
+    with pytest.raises(DataError):
+        evaluate(**arguments(tiny_inputs, tmp_path) | {"tasks": str(tmp_path)})
