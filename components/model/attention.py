@@ -56,7 +56,7 @@ def attend(
     rows, time, _, head_dim = queries.shape
     kv_heads = keys.shape[1]
     grouped = queries.reshape(rows, time, kv_heads, -1, head_dim).swapaxes(1, 2) * architecture.query_scale
-    # Products of plain matrices per row and key head: an einsum would put the keys first, which is twice as slow.
+    # Products of plain matrices per row and key head: an einsum would put the keys first, which is slower.
     scores = _product(grouped.reshape(rows, kv_heads, -1, head_dim), keys)
     scores = scores.reshape(rows, kv_heads, time, -1, scores.shape[-1])
     if architecture.attention_softcap is not None:
