@@ -21,7 +21,7 @@ class Cache:
     """Per layer, keys (already rotated) and values.
 
     Keys lie with the positions last and values with the numbers of a head last, because that is how the two products of
-    attention read them: a third of the time of keys that lie like values.
+    attention read them: in two thirds of the time of keys that lie like values.
     """
 
     keys: tuple[Float[Array, "slots kv_heads head_dim capacity"], ...]

@@ -87,7 +87,11 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
     patterns = [pattern for target in config.targets for pattern in _alternatives(target)]
     matches = {pattern: [name for name in names if _compiled(pattern).fullmatch(name)] for pattern in patterns}
     problems = [
-        Problem("targets", pattern, f"binds no module of this {architecture.family} model; it must match a whole name, such as {names[0]}")
+        Problem(
+            "targets",
+            pattern,
+            f"binds no module of this {architecture.family} model; it must match a whole name, such as {names[0]}",
+        )
         for pattern, matched in matches.items()
         if not matched
     ]
