@@ -11,7 +11,7 @@ and the denominator when the optimizer step is complete, so micro-batches can be
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 }
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SampledTokens:

@@ -12,7 +12,7 @@ Nothing is masked by value: a pad id that equals the end-of-sequence id hides no
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from components.types import Sample, Trajectory
 UNSAMPLED_VERSION = -1
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Microbatch:

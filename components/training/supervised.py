@@ -72,7 +72,10 @@ def fit(
 
 def negative_log_likelihood(architecture: Architecture, base: Base, microbatch: Microbatch) -> Float[Array, ""]:
     """Mean over the completions' tokens of -log p(token), in nats; 0 for a micro-batch without any."""
-    hidden = forward(architecture, base, None, microbatch.tokens, microbatch.positions, microbatch.segments)
+    # Models that are tuned whole are small: the memory that rematerialisation saves is not worth its time.
+    hidden = forward(
+        architecture, base, None, microbatch.tokens, microbatch.positions, microbatch.segments, remat=False
+    )
     predicting = hidden.reshape(-1, hidden.shape[-1])[microbatch.index]
     logprobs, _ = token_logprobs(
         architecture, base, predicting, microbatch.targets, temperature=1.0, chunk=len(microbatch.targets)

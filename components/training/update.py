@@ -9,7 +9,7 @@ The adapter of a `TrainState` is never donated, as the engine may be serving it;
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from components.training.packing import Microbatch
 Metrics = dict[str, Array]
 
 
+@no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:

@@ -227,9 +227,7 @@ def test_sums_of_gradients_are_donated_and_the_base_is_neither_copied_nor_compil
     accumulate(BASE, ADAPTER, gradients, microbatch)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(gradients))
     assert live_embeddings() == before
-    # As plain lists of leaves, because lowering puts records of its own where the arrays are.
-    leaves, structure = jax.tree.flatten((BASE, ADAPTER, zero_gradients(ADAPTER), microbatch))
-    text = jax.jit(lambda leaves: accumulate(*jax.tree.unflatten(structure, leaves))).lower(leaves).as_text()
+    text = jax.jit(accumulate).lower(BASE, ADAPTER, zero_gradients(ADAPTER), microbatch).as_text()
     embedding = "tensor<23x16xf32>"
     assert text.split("@main(")[1].split("->")[0].count(embedding) == 1
     assert not [line for line in text.splitlines() if "constant" in line and embedding in line]
