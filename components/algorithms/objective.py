@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any, no_type_check
 
-import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int
 from pydantic import Field
 
@@ -86,8 +86,7 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class SampledTokens:
     """What an objective knows of the sampled tokens of a micro-batch, beside their log-probs.
 

@@ -4,11 +4,11 @@ Linear weights are `[in, out]`. Norm weights are float32 whatever the dtype of t
 checkpoint stores them with 1 subtracted, loading has added it.
 """
 
-from dataclasses import dataclass
 from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
@@ -20,8 +20,7 @@ LINEAR_MODULES = ATTENTION_MODULES + MLP_MODULES
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Linear:
     """`y = x @ weight + bias`."""
 
@@ -30,8 +29,7 @@ class Linear:
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Layer:
     """One block. The post norms exist in sandwich architectures only, the query and key norms with `qk_norm` only."""
 
@@ -51,8 +49,7 @@ class Layer:
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Base:
     """All weights of a model. `head` is None where the embedding is the head."""
 

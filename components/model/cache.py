@@ -3,11 +3,11 @@
 A slot's contents are addressed by position; whatever lies behind the position that is being written is never read.
 """
 
-from dataclasses import dataclass
 from typing import no_type_check
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -15,8 +15,7 @@ from components.model.architecture import Architecture
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Cache:
     """Per layer, keys (already rotated) and values.
 

@@ -6,11 +6,11 @@ LoRA is arXiv:2106.09685; rsLoRA's scale is arXiv:2312.03732. The adapter is a p
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, no_type_check
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jaxtyping import Array, Float
 from pydantic import Field
 
@@ -40,19 +40,17 @@ class LoraConfig:
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class LoraPair:
     """The change of one linear layer: `scale * a @ b`, to be added to its `[in, out]` weight."""
 
     a: Float[Array, "inputs rank"]
     b: Float[Array, "rank outputs"]
-    scale: float = dataclasses.field(metadata={"static": True})
+    scale: float = struct.field(pytree_node=False)
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Adapter:
     """Per layer, the pairs of the modules that are bound, by short name (`q_proj`)."""
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, no_type_check
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Array, Int
 from pydantic import Field
 
@@ -29,8 +29,7 @@ UNSAMPLED_VERSION = -1
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class Microbatch:
     """One shape of work for the device. Segment 0, weight 0 and sequence -1 are padding.
 

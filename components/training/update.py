@@ -8,12 +8,12 @@ The adapter of a `TrainState` is never donated, as the engine may be serving it;
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import struct
 from jaxtyping import Array, Float, Int
 
 from components.algorithms.objective import Objective, Statistics
@@ -29,8 +29,7 @@ Metrics = dict[str, Array]
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@struct.dataclass
 class TrainState:
     """What an optimizer step changes.
 
