@@ -6,8 +6,9 @@ from typing import Any
 from components import storage
 from components.environments.calculator import CALCULATOR
 from components.environments.datasets import Fields, OnProblem, TaskFile, read_tasks
-from components.environments.environment import ToolEnvironment
+from components.environments.environment import Observation, ToolEnvironment
 from components.environments.graders import MARK, grade_number, numbers_in
+from components.errors import ConfigError, Problem
 from components.types import Message, Role, Task, ToolCall
 
 INSTRUCTION = (
@@ -23,7 +24,11 @@ WORKED_EXAMPLE = (
 
 
 class Gsm8k(ToolEnvironment):
-    """Problems from `data`: a folder with train.jsonl and test.jsonl, local or gs://. Reward 1 for the right number."""
+    """Problems from `data`: a folder with train.jsonl and test.jsonl, local or gs://. Reward 1 for the right number.
+
+    A model that solves none of them learns nothing from that alone. `format_weight` rewards a last line that is the mark
+    and a number, `tool_weight` an episode with a call that worked; each is a named part of the reward.
+    """
 
     def __init__(
         self,
@@ -31,8 +36,14 @@ class Gsm8k(ToolEnvironment):
         calculator: bool = True,
         worked_example: bool = True,
         instruction: str = INSTRUCTION,
+        format_weight: float = 0.0,
+        tool_weight: float = 0.0,
         on_problem: OnProblem = "stop",
     ) -> None:
+        if tool_weight and not calculator:
+            raise ConfigError(Problem("tool_weight", tool_weight, "has no effect without the calculator"))
+        self._weights = {"format": format_weight, "tool": tool_weight}
+        self._worked_calls = 0
         self._data = data
         self._on_problem: OnProblem = on_problem
         self.tools = (CALCULATOR,) if calculator else ()
@@ -50,9 +61,27 @@ class Gsm8k(ToolEnvironment):
         uri = storage.join(self._data, f"{split}.jsonl")
         return read_tasks(uri, fields, name=f"gsm8k-{split}-", on_problem=self._on_problem)
 
+    async def step(self, message: Message) -> Observation:
+        """Run the calls, or take the text as the answer."""
+        observation = await super().step(message)
+        self._worked_calls += observation.tool_use.calls - observation.tool_use.errors
+        return observation
+
+    async def reward(self) -> dict[str, float]:
+        """The grade of the answer (0 where there is none), and the parts that have a weight."""
+        answer = self.answer or ""
+        earned = {"format": _ends_with_mark(answer), "tool": self._worked_calls > 0}
+        parts = {name: weight * earned[name] for name, weight in self._weights.items() if weight}
+        return {"answer": self.grade(self.task, answer), **parts}
+
     def grade(self, task: Task, answer: str) -> float:
         """1.0 for the right number, by the choices of graders.py."""
         return grade_number(answer, task.answer or "")
+
+
+def _ends_with_mark(answer: str) -> bool:
+    last = answer.strip().rpartition("\n")[2]
+    return last.startswith(MARK) and len(numbers_in(last)) == 1
 
 
 def gold_answer(solution: str) -> str:

@@ -1,5 +1,6 @@
 """Rows become tasks, or problems by line and field. Case OD06."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from components.environments.datasets import Fields, read_tasks
 from components.environments.graders import grade_number
 from components.environments.gsm8k import Gsm8k, calculator_demonstrations
-from components.errors import DataError
+from components.errors import ConfigError, DataError
+from components.types import Message, Role, ToolCall
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 FIELDS = Fields(prompt="question", answer="answer", id="id")
@@ -92,3 +94,45 @@ def test_all_gold_answers_of_gsm8k_grade_as_right():
     assert len(tasks) == 8792
     assert [task.id for task in tasks if environment.grade(task, task.data["answer"]) != 1.0] == []
     assert [task.id for task in tasks if grade_number(f"It is {task.answer}.", task.answer) != 1.0] == []
+
+
+def _play_gsm8k(tmp_path: Path, *messages: Message, **options: float) -> dict[str, float]:
+    row = {"question": "6 trays of 14 rolls?", "answer": "6*14 = <<6*14=84>>84\n#### 84"}
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+
+    async def play() -> dict[str, float]:
+        environment = Gsm8k(str(tmp_path), **options)
+        await environment.reset(next(iter(environment.tasks("train"))))
+        for message in messages:
+            await environment.step(message)
+        return await environment.reward()
+
+    return asyncio.run(play())
+
+
+CALL = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("calculator", {"expression": "6*14"}),))
+BAD_CALL = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("calculator", {"expression": "6*"}),))
+
+
+@pytest.mark.parametrize(
+    ("messages", "parts"),
+    [
+        ((CALL, Message(Role.ASSISTANT, "so\n#### 84")), {"answer": 1.0, "format": 0.2, "tool": 0.1}),
+        ((Message(Role.ASSISTANT, "so\n#### 83"),), {"answer": 0.0, "format": 0.2, "tool": 0.0}),
+        ((BAD_CALL, Message(Role.ASSISTANT, "84")), {"answer": 1.0, "format": 0.0, "tool": 0.0}),
+        ((CALL,), {"answer": 0.0, "format": 0.0, "tool": 0.1}),
+    ],
+    ids=["all", "wrong number", "no mark, failed call", "cut after the call"],
+)
+def test_parts_of_the_gsm8k_reward_are_named_and_weighted(tmp_path, messages, parts):
+    assert _play_gsm8k(tmp_path, *messages, format_weight=0.2, tool_weight=0.1) == parts
+
+
+def test_without_weights_the_gsm8k_reward_is_the_answer_alone(tmp_path):
+    assert _play_gsm8k(tmp_path, Message(Role.ASSISTANT, "84")) == {"answer": 1.0}
+
+
+def test_a_weight_that_nothing_can_earn_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="tool_weight"):
+        Gsm8k(str(tmp_path), calculator=False, tool_weight=0.1)
