@@ -26,8 +26,8 @@ WORKED_EXAMPLE = (
 class Gsm8k(ToolEnvironment):
     """Problems from `data`: a folder with train.jsonl and test.jsonl, local or gs://. Reward 1 for the right number.
 
-    A model that solves none of them learns nothing from that alone. `format_weight` rewards a last line that is the mark
-    and a number, `tool_weight` an episode with a call that worked; each is a named part of the reward.
+    A model that solves none of them learns nothing from that alone. `format_weight` rewards a last line that is the
+    mark and a number, `tool_weight` an episode with a call that worked; each is a named part of the reward.
     """
 
     def __init__(
