@@ -50,7 +50,12 @@ def run(options: argparse.Namespace) -> int:
     # Read here too, so that a fault is told before a folder is made.
     recipe = load_recipe(options.recipe, overrides)
     finished = run_locally(
-        options.recipe, name=recipe.name, runs=Path(options.runs), overrides=overrides, seed=options.seed
+        options.recipe,
+        name=recipe.name,
+        runs=Path(options.runs),
+        overrides=overrides,
+        seed=options.seed,
+        resume=Path(options.resume) if options.resume else None,
     )
     if options.json:
         print(json.dumps(finished.figures))
@@ -106,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     running = command("run", run, takes_recipe=True)
     running.add_argument("--seed", type=int, default=-1, help="in place of the recipe's own")
     running.add_argument("--runs", default="runs", help="where the run's folder is made (default: runs)")
+    running.add_argument("--resume", metavar="FOLDER", help="go on with a run that was stopped, with the same settings")
     command("doctor", doctor, takes_recipe=True)
     compiling = command("compile", compile_pipeline, takes_recipe=False)
     compiling.add_argument("-o", "--output", default=str(COMPILED), help="default: the file in the package")

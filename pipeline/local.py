@@ -69,20 +69,22 @@ def run_locally(
     runs: Path,
     overrides: Mapping[str, Any] | None = None,
     seed: int = -1,
+    resume: Path | None = None,
     pipeline: str | None = None,
 ) -> LocalRun:
     """Run every step and gather the figures; progress goes to standard error.
 
-    `recipe` is what `load_recipe` takes, `pipeline` a compiled pipeline (default: this version's own). The current
-    folder is on the import path of every step. Raises StepFailedError with the failed step's own message.
+    `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from its
+    newest checkpoint; `pipeline` is a compiled pipeline (default: this version's own). The current folder is on the
+    import path of every step. Raises StepFailedError with the failed step's own message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {}))}
     check_parameter_sizes(arguments)
     _refuse_shadowing(Path.cwd())
-    folder = make_run_folder(runs, name)
+    folder = make_run_folder(runs, name) if resume is None else old_run_folder(resume)
     pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
     started = time.monotonic()
-    with (folder / "log.txt").open("w", encoding="utf-8") as log, _import_path(Path.cwd()):
+    with (folder / "log.txt").open("a", encoding="utf-8") as log, _import_path(Path.cwd()):
         say(f"run folder: {folder}")
         progress = Progress(_show, log)
         kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
@@ -116,6 +118,13 @@ def make_run_folder(runs: Path, name: str) -> Path:
         storage.claim_folder(folder, f"process {os.getpid()}, started {stamp}")
         return folder
     raise ConfigError(Problem("runs", str(runs), f"already holds 999 runs of {name} that started at {stamp}"))
+
+
+def old_run_folder(folder: Path) -> Path:
+    """The folder of a run that was made here. Raises ConfigError for any other."""
+    if not (folder / storage.OWN_MARKER).is_file():
+        raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
+    return folder.resolve()
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,4 +185,5 @@ def _link_outputs(folder: Path) -> None:
     for name in OUTPUTS:
         found = sorted((folder / "steps").glob(f"*/export/{name}"))
         if found:
+            (folder / name).unlink(missing_ok=True)
             (folder / name).symlink_to(found[-1].relative_to(folder))

@@ -94,13 +94,14 @@ def greedy(read: Reader, prompt: Sequence[int], new_tokens: int) -> list[int]:
 def _readers(
     architecture: Architecture, base: Base, adapter_folder: Path, merged_folder: Path, length: int
 ) -> Iterator[tuple[str, Reader]]:
-    """One at a time, so that only one more copy of the weights is in memory."""
+    """One at a time, as each holds a copy of the weights; those of the merged checkpoint come last."""
+    with_peers = all(importlib.util.find_spec(peer) for peer in PEERS)
     yield "adapter", own_reader(architecture, base, load_adapter(adapter_folder, architecture), length)
-    merged = weights.load(str(merged_folder), dtype=jnp.float32)
-    yield "merged", own_reader(merged.architecture, merged.base, None, length)
-    del merged
-    if all(importlib.util.find_spec(peer) for peer in PEERS):
+    if with_peers:
         from components.export import peers
 
-        yield "transformers", peers.merged_reader(merged_folder)
         yield "peft", peers.adapter_reader(architecture, base, adapter_folder)
+    merged = weights.load(str(merged_folder), dtype=jnp.float32)
+    yield "merged", own_reader(merged.architecture, merged.base, None, length)
+    if with_peers:
+        yield "transformers", peers.merged_reader(merged_folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import COMPILED, main
+from pipeline.local import StepFailedError
 
 
 def test_doctor_prints_one_object_with_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,6 +44,19 @@ def test_compile_writes_the_committed_text(tmp_path: Path, capsys: pytest.Captur
     assert main(["compile", "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"{target}\n"
     assert target.read_bytes() == COMPILED.read_bytes()
+
+
+def test_a_run_that_fails_ends_with_1_and_says_what_the_step_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **keywords: object) -> None:
+        raise StepFailedError("train", "ProofError: they differ", tmp_path / "log.txt")
+
+    monkeypatch.setattr("pipeline.local.run_locally", fail)
+    assert main(["run", "smoke"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[0] == "headrace: ProofError: they differ"
 
 
 def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

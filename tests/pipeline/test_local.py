@@ -13,7 +13,7 @@ import pytest
 from components import storage
 from components.errors import ConfigError
 from pipeline.cli import COMPILED
-from pipeline.local import LocalRun, StepFailedError, make_run_folder, run_locally
+from pipeline.local import LocalRun, StepFailedError, make_run_folder, old_run_folder, run_locally
 
 FIGURES = [
     "run_dir",
@@ -131,6 +131,14 @@ def test_runs_that_start_in_one_second_each_get_a_folder_of_their_own(tmp_path: 
         folders = list(pool.map(_claim, [tmp_path] * 16))
     assert len(set(folders)) == 16
     assert all(storage.exists(storage.join(folder, storage.OWN_MARKER)) for folder in folders)
+
+
+def test_only_a_run_that_was_made_here_is_gone_on_with(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "mine")
+    assert old_run_folder(folder) == folder
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        old_run_folder(tmp_path / "other")
 
 
 def headrace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
