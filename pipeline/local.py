@@ -74,8 +74,8 @@ def run_locally(
 ) -> LocalRun:
     """Run every step and gather the figures; progress goes to standard error.
 
-    `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from its
-    newest checkpoint; `pipeline` is a compiled pipeline (default: this version's own). The current folder is on the
+    `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from
+    its newest checkpoint; `pipeline` is a compiled pipeline (default: this version's own). The current folder is on the
     import path of every step. Raises StepFailedError with the failed step's own message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {}))}
