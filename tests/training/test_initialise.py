@@ -1,0 +1,163 @@
+"""The model that a run starts from: found, or made here and shown what calls look like."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from components.config import dump, load
+from components.errors import ConfigError, WeightsError
+from components.export.proof import own_reader
+from components.model import weights
+from components.model.base import Base
+from components.model.base_artifact import read_base
+from components.model.lora import LoraConfig, module_names
+from components.model.peft import load_adapter, read_config
+from components.rollout.player import EnvironmentConfig, Player, make_player
+from components.rollout.prepare import write_tasks
+from components.rollout.tokenizer import CharacterTokenizer, load_tokenizer
+from components.training.initialise import InitConfig, TinyConfig, demonstrate, initialise
+from components.training.supervised import SupervisedConfig
+
+ALPHABET = "0123456789+-*=[]\n"
+OPTIONS = {"low": 2, "high": 9, "operators": ["+"], "train_tasks": 20, "test_tasks": 5, "worked_examples": 0}
+WORLD = EnvironmentConfig(use="arithmetic", options=OPTIONS, renderer="compact")
+TINY = TinyConfig(
+    alphabet=ALPHABET,
+    d_model=16,
+    n_layers=1,
+    n_heads=2,
+    d_ff=32,
+    max_positions=32,
+    warm_start=SupervisedConfig(steps=25, rows=4, row_length=32),
+)
+SETTINGS = InitConfig(tiny=TINY, lora=LoraConfig(rank=2, alpha=4.0, targets=(".*q_proj",)))
+
+
+def player(world: EnvironmentConfig = WORLD) -> Player:
+    return make_player(world, CharacterTokenizer(ALPHABET))
+
+
+def text_of(pairs: list[tuple[list[int], list[int]]]) -> list[tuple[str, str]]:
+    decode = CharacterTokenizer(ALPHABET).decode
+    return [(decode(prompt), decode(completion)) for prompt, completion in pairs]
+
+
+def start(folder: Path, settings: InitConfig, seed: int = 0) -> dict[str, object]:
+    environment = json.dumps(dump(WORLD))
+    write_tasks(section="{}", environment=environment, seed=seed, folder=str(folder / "tasks"))
+    return initialise(
+        section=json.dumps(dump(settings)),
+        environment=environment,
+        seed=seed,
+        tasks=str(folder / "tasks"),
+        base=str(folder / "base"),
+        adapter=str(folder / "adapter"),
+    )
+
+
+def test_a_demonstration_is_what_the_policy_would_read_and_write() -> None:
+    environment = player().make_environment()
+    task = next(iter(environment.tasks("train")))
+    called = asyncio.run(demonstrate(player(), task, with_tool=True))
+    assert text_of(called) == [(f"{task.prompt}=", f"[{task.prompt}]\n")]
+    at_once = asyncio.run(demonstrate(player(), task, with_tool=False))
+    assert text_of(at_once) == [(f"{task.prompt}=", f"{task.answer}\n")]
+
+
+def test_a_demonstration_goes_on_after_the_tool_where_the_environment_does() -> None:
+    world = EnvironmentConfig(use="arithmetic", options={**OPTIONS, "answer": "text"}, renderer="compact")
+    task = next(iter(player(world).make_environment().tasks("train")))
+    call, answer = text_of(asyncio.run(demonstrate(player(world), task, with_tool=True)))
+    assert call == (f"{task.prompt}=", f"[{task.prompt}]\n")
+    assert answer == (f"{task.prompt}=[{task.prompt}]\n{task.answer}=", f"{task.answer}\n")
+
+
+def test_a_tiny_model_is_made_with_its_tokenizer_and_a_fresh_adapter(tmp_path: Path) -> None:
+    facts = start(tmp_path, SETTINGS)
+    artifact = read_base(tmp_path / "base")
+    model = weights.load(artifact.source)
+    assert (model.architecture.d_model, model.architecture.vocab_size) == (16, 18)
+    assert load_tokenizer(artifact.source).decode([1, 11, 12]) == "0+-"
+    adapter = load_adapter(tmp_path / "adapter", model.architecture)
+    assert module_names(adapter) == ("model.layers.0.self_attn.q_proj",)
+    assert not np.any(adapter.layers[0]["q_proj"].b)
+    assert read_config(tmp_path / "adapter").scale == 2.0
+    assert facts["adapter_modules"] == 1
+    assert facts["adapter_parameters"] == 2 * (16 + 16)
+    assert facts["parameters"] == 18 * 16 + 4 * 16 * 16 + 3 * 16 * 32
+
+
+def test_the_same_seed_makes_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
+    prints = [start(tmp_path / name, SETTINGS, seed)["fingerprint"] for name, seed in (("a", 1), ("b", 1), ("c", 2))]
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_weights_that_lie_elsewhere_are_pointed_to_and_not_copied(tmp_path: Path) -> None:
+    start(tmp_path, SETTINGS)
+    there = tmp_path / "base"
+    start(tmp_path / "second", InitConfig(source=str(there), dtype="bfloat16"))
+    assert [path.name for path in (tmp_path / "second" / "base").iterdir()] == ["base.json"]
+    artifact = read_base(tmp_path / "second" / "base")
+    assert (artifact.source, artifact.dtype) == (str(there), "bfloat16")
+
+
+def test_weights_that_change_after_the_start_are_noticed(tmp_path: Path) -> None:
+    start(tmp_path, SETTINGS)
+    with (tmp_path / "base" / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(WeightsError, match="are not those that init_model saw"):
+        read_base(tmp_path / "base")
+
+
+def test_an_output_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="the output of init_model is gone"):
+        read_base(tmp_path)
+
+
+@pytest.mark.parametrize("given", [{}, {"source": "x", "tiny": dump(TINY)}])
+def test_exactly_one_origin_is_given(given: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="give either source"):
+        load(InitConfig, given)
+
+
+def test_a_renderer_whose_answers_cannot_be_cut_out_is_refused(tmp_path: Path) -> None:
+    class Shouting:
+        """Repeats the last message before the prompt."""
+
+        stop_ids = ()
+        stop_strings = ()
+
+        def start(self, messages, tools):  # type: ignore[no-untyped-def]
+            return [ord(character) for message in reversed(messages) for character in message.content]
+
+        def extend(self, completion, messages):  # type: ignore[no-untyped-def]
+            return []
+
+        def parse(self, token_ids, tools):  # type: ignore[no-untyped-def]
+            return None
+
+    odd = Player(player().make_environment, Shouting(), WORLD.limits)
+    task = next(iter(player().make_environment().tasks("train")))
+    with pytest.raises(ConfigError, match="cannot be told from what is around it"):
+        asyncio.run(demonstrate(odd, task, with_tool=False))
+
+
+def test_warm_starting_makes_what_was_shown_likelier(tmp_path: Path) -> None:
+    start(tmp_path, SETTINGS)
+    tuned = weights.load(str(tmp_path / "base"))
+    fresh = weights.random_base(jax.random.key(0), tuned.architecture)
+    task = next(iter(player().make_environment().tasks("train")))
+    ((prompt, completion),) = asyncio.run(demonstrate(player(), task, with_tool=True))
+    text, places = [*prompt, *completion], np.arange(len(prompt) - 1, len(prompt) + len(completion) - 1)
+
+    def surprise(base: Base) -> float:
+        scores = own_reader(tuned.architecture, base, None, len(text))(text)[places]
+        return float(np.mean(np.log(np.exp(scores).sum(-1)) - scores[np.arange(len(places)), completion]))
+
+    # A fresh model is as surprised as by a guess among 18 tokens.
+    assert surprise(fresh) == pytest.approx(np.log(18), abs=0.1)
+    assert surprise(tuned.base) < 0.8 * surprise(fresh)
