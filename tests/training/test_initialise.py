@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -147,7 +148,8 @@ def test_a_renderer_whose_answers_cannot_be_cut_out_is_refused(tmp_path: Path) -
 
 
 def test_warm_starting_makes_what_was_shown_likelier(tmp_path: Path) -> None:
-    start(tmp_path, SETTINGS)
+    longer = replace(TINY, warm_start=SupervisedConfig(steps=120, rows=8, row_length=32))
+    start(tmp_path, replace(SETTINGS, tiny=longer))
     tuned = weights.load(str(tmp_path / "base"))
     fresh = weights.random_base(jax.random.key(0), tuned.architecture)
     task = next(iter(player().make_environment().tasks("train")))
