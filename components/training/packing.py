@@ -54,6 +54,8 @@ class Microbatch:
 class PackingConfig:
     """Shape of a micro-batch. `row_length` bounds the tokens of one trajectory, prompts and replies included.
 
+    Attention is over whole rows, so make a row no longer than the longest episode: SmolLM2-135M in bfloat16 on two
+    cores took 2.2 ms per token at 8 x 128 and 3.4 ms at 4 x 512, gradients included.
     `capacities` are the allowed sizes of the flat arrays; the smallest that fits is taken. Empty means a quarter, a
     half and all of `rows * row_length`.
     """
