@@ -84,7 +84,7 @@ def run_locally(
     folder = make_run_folder(runs, name) if resume is None else old_run_folder(resume)
     pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
     started = time.monotonic()
-    with (folder / "log.txt").open("a", encoding="utf-8") as log, _import_path(Path.cwd()):
+    with (folder / "log.txt").open("a", encoding="utf-8") as log, _step_environment(Path.cwd()):
         say(f"run folder: {folder}")
         progress = Progress(_show, log)
         kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
@@ -158,17 +158,18 @@ def _show(line: str) -> None:
 
 
 @contextlib.contextmanager
-def _import_path(folder: Path) -> Iterator[None]:
-    """Let the steps, and the processes that they start, import modules of a folder."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *([before] if before else [])])
+def _step_environment(folder: Path) -> Iterator[None]:
+    """Let the steps, and the processes that they start, import modules of `folder` and be heard line by line."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONUNBUFFERED")}
+    known = [before["PYTHONPATH"]] if before["PYTHONPATH"] else []
+    os.environ.update(PYTHONPATH=os.pathsep.join([str(folder), *known]), PYTHONUNBUFFERED="1")
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _refuse_shadowing(folder: Path) -> None:
