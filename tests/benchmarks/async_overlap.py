@@ -51,6 +51,7 @@ from components.training.update import init_state, make_accumulate, make_apply, 
 from components.training.weight_sync import WeightSync
 from components.types import Completion, FinishReason, Group, Message, Policy, Role, SequenceId, Task
 from tests.benchmarks.timing import arguments, print_figures
+from tests.fakes import ByteRenderer
 
 NEW_TOKENS = 24
 GROUP_SIZE = 4
@@ -76,17 +77,8 @@ ARCHITECTURE = Architecture.from_huggingface(
 )
 
 
-class BytesRenderer:
-    """Bytes as tokens, nothing that stops a turn: every turn is `NEW_TOKENS` long, so all sides do the same work."""
-
-    stop_ids: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
-
-    def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        return [byte for message in messages for byte in message.content.encode()]
-
-    def extend(self, completion: Completion, messages: Sequence[Message]) -> list[int]:
-        return self.start(messages, ())
+class NumbersRenderer(ByteRenderer):
+    """Bytes as tokens; what the policy says is the list of its token ids."""
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         return Message(Role.ASSISTANT, " ".join(map(str, token_ids)))
@@ -195,7 +187,7 @@ async def seconds_per_step(side: Side, steps: int) -> dict[str, Any]:
         score=score,
     )
     with engine, tempfile.TemporaryDirectory() as folder:
-        player = Player(lambda: SlowTool(side.latency, draws), BytesRenderer(), limits)
+        player = Player(lambda: SlowTool(side.latency, draws), NumbersRenderer(), limits)
         session = Session(Model(ARCHITECTURE, base, None), adapter, CharacterTokenizer("ab"), player, engine)
         sync = WeightSync(
             engine,
