@@ -11,8 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from components.errors import ConfigError, HeadraceError
+from components import storage
+from components.errors import ConfigError, HeadraceError, Problem
 from components.telemetry.progress import say
+from components.telemetry.run_files import METRICS, SUMMARY
 from components.telemetry.summary import format_table
 from pipeline.doctor import GIB, ISOLATION, diagnose, problem_record
 from pipeline.recipe import load_recipe, parse_assignments, shipped_recipes
@@ -37,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HeadraceError as error:
         say(f"headrace: {error}")
         return FAILED
+    except OSError as error:
+        say(f"headrace: {error.filename or 'a file'}: {error.strerror or error}")
+        return BAD_INPUT
     except KeyboardInterrupt:
         say("headrace: stopped")
         return FAILED
@@ -89,7 +94,11 @@ def report(options: argparse.Namespace) -> int:
     """Write the page of a run anew, also of one that still goes on."""
     from components.telemetry.report import write_report  # with it comes matplotlib
 
-    print(write_report(options.run_folder))
+    folder = options.run_folder
+    if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
+        message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
+        raise ConfigError(Problem("report", folder, message))
+    print(write_report(folder))
     return OK
 
 

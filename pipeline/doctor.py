@@ -5,12 +5,13 @@ depends on this machine: packages, files, memory.
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from components.algorithms.objective import Objective
-from components.environments.environment import environment_factory
+from components.environments.environment import environment_factory, tasks_of
 from components.errors import ConfigError, DataError, Problem, WeightsError
 from components.model.architecture import Architecture
 from components.model.footprint import (
@@ -25,10 +26,11 @@ from components.rollout.player import Player, make_player
 from components.rollout.prepare import SPLITS
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
 from components.training.initialise import tiny_architecture
-from components.types import Task
+from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
 from pipeline.recipe import Recipe, section_texts
 
 GIB = 2**30
+DRY_SECONDS = 10.0
 ISOLATION = "process"
 """Tools and graders run in processes of their own, not in a sandbox: do not run code of strangers."""
 DATA = {
@@ -97,7 +99,7 @@ def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
     settings = recipe.environment
     try:
         environment = environment_factory(settings.use, settings.options)()
-        tasks = {split: next(iter(environment.tasks(split)), None) for split in SPLITS}
+        tasks = {split: next(tasks_of(environment, split), None) for split in SPLITS}
         player = make_player(settings, _tokenizer(recipe))
         alphabet = recipe.init_model.tiny.alphabet if recipe.init_model.tiny else None
         return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task, alphabet)]
@@ -120,9 +122,22 @@ def _prompt_problems(player: Player, split: str, task: Task | None, alphabet: st
     environment = player.make_environment()
     opening = asyncio.run(environment.reset(task)).messages
     length = len(player.renderer.start(opening, environment.tools))
+    failure = asyncio.run(_dry_episode(player, task)).failure
+    if failure is not None:
+        yield Problem("environment.use", f"task {task.id}", f"a dry episode failed ({failure.kind}): {failure.message}")
     if length >= player.limits.max_context:
         message = f"is filled by the {length} tokens of the prompt of the first {split} task ({task.id})"
         yield Problem("environment.limits.max_context", player.limits.max_context, message)
+
+
+async def _dry_episode(player: Player, task: Task) -> Trajectory:
+    """Reset, one step, reward, close, with a policy that says nothing and stops."""
+    limits = dataclasses.replace(player.limits, max_seconds=min(player.limits.max_seconds, DRY_SECONDS))
+
+    async def policy(prompt_ids: Sequence[int], *, sequence: SequenceId, max_tokens: int) -> Completion:
+        return Completion((), (), (), FinishReason.STOP)
+
+    return await dataclasses.replace(player, limits=limits).play(policy, task, SequenceId(task.id))
 
 
 def _tokenizer(recipe: Recipe) -> Tokenizer:

@@ -17,13 +17,14 @@ from kfp.components import load_component_from_text
 from kfp.dsl.yaml_component import YamlComponent
 
 from components import storage
+from components.config import dump
 from components.errors import ConfigError, HeadraceError, Problem
 from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import REPORT, update_summary
 from pipeline.compiling import pipeline_yaml, without_retries
 from pipeline.progress import Progress
-from pipeline.recipe import check_parameter_sizes
+from pipeline.recipe import check_parameter_sizes, load_recipe
 
 OUTPUTS = ("adapter", "merged")
 """What the export step writes, linked at the top of the run folder."""
@@ -43,6 +44,10 @@ FIGURES = (
     "adapter_dir",
     "merged_dir",
 )
+
+
+RECIPE = "recipe.json"
+"""What the first step wrote down of the recipe."""
 
 
 class StepFailedError(HeadraceError):
@@ -81,7 +86,11 @@ def run_locally(
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {}))}
     check_parameter_sizes(arguments)
     _refuse_shadowing(Path.cwd())
-    folder = make_run_folder(runs, name) if resume is None else old_run_folder(resume)
+    if resume is None:
+        folder = make_run_folder(runs, name)
+    else:
+        given = dict(overrides or {}) | ({"seed": seed} if seed >= 0 else {})
+        folder = old_run_folder(resume, dump(load_recipe(recipe, given)))
     pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
     started = time.monotonic()
     with (folder / "log.txt").open("a", encoding="utf-8") as log, _step_environment(Path.cwd()):
@@ -120,11 +129,29 @@ def make_run_folder(runs: Path, name: str) -> Path:
     raise ConfigError(Problem("runs", str(runs), f"already holds 999 runs of {name} that started at {stamp}"))
 
 
-def old_run_folder(folder: Path) -> Path:
-    """The folder of a run that was made here. Raises ConfigError for any other."""
+def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
+    """The folder of a run that was made here by this very recipe (`dump` of it).
+
+    Raises ConfigError for any other folder, and for each key whose value differs, before anything is written.
+    """
     if not (folder / storage.OWN_MARKER).is_file():
         raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
+    record = folder / RECIPE
+    before = _flat(json.loads(record.read_text())["recipe"]) if record.is_file() else _flat(recipe)
+    now = _flat(recipe)
+    differing = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
+    if differing:
+        message = "the run was started with {}; resume with the same settings, or start a new run"
+        raise ConfigError([Problem(key, now.get(key), message.format(repr(before.get(key)))) for key in differing])
     return folder.resolve()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:

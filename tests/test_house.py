@@ -14,7 +14,13 @@ MODULES = [path for path in SOURCES if path.stat().st_size]
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
-BOUNDARIES = {"engine/engine.py", "environments/grader_worker.py", "environments/tools.py", "rollout/episode.py"}
+BOUNDARIES = {
+    "engine/engine.py",
+    "environments/environment.py",
+    "environments/grader_worker.py",
+    "environments/tools.py",
+    "rollout/episode.py",
+}
 """Where code of others is called and its faults become data, and where a thread hands its own to who waits for it."""
 
 

@@ -10,13 +10,13 @@ import importlib
 import inspect
 import time
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from components.environments import json_schema
-from components.environments.tools import Tool, ToolResult
-from components.errors import ConfigError, Problem
+from components.environments.tools import Tool, ToolResult, call_function
+from components.errors import ConfigError, DataError, HeadraceError, Problem
 from components.types import MalformedCall, Message, Role, Task, ToolCall
 
 BUILT_IN = {
@@ -105,7 +105,10 @@ class ToolEnvironment(ABC):
 
     @abstractmethod
     def grade(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
-        """The reward of a final text; may be a coroutine. Not asked when the policy gave none: that is 0."""
+        """The reward of a final text. Not asked when the policy gave none: that is 0.
+
+        May be a coroutine; a plain function runs in a thread, so that one that hangs fails its own episode only.
+        """
 
     def opening(self, task: Task) -> tuple[Message, ...]:
         """The first messages: system prompt, worked examples, the task's prompt."""
@@ -129,8 +132,10 @@ class ToolEnvironment(ABC):
         """The grade of the answer; 0 where the episode was cut before there was one."""
         if self.answer is None:
             return 0.0
-        graded = self.grade(self.task, self.answer)
-        return await graded if isinstance(graded, Awaitable) else graded
+        graded: float | Mapping[str, float] = await call_function(
+            self.grade, {"task": self.task, "answer": self.answer}
+        )
+        return graded
 
     async def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Give back what the episode holds: nothing, unless a subclass says so."""
@@ -170,8 +175,12 @@ def load_environment(name: str, *, where: str = "environment") -> type[Any]:
         raise ConfigError(Problem(where, name, f'write it as "module:Class"; built in: {known}'))
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(Problem(where, name, f"{error}; the module must be on the import path")) from error
+    except Exception as error:  # The boundary to a module of others.
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            hint = "; run from the folder that holds it, or put it on PYTHONPATH"
+        message = f"importing {module_name} raised {type(error).__name__}: {error}{hint}"
+        raise ConfigError(Problem(where, name, message)) from error
     kind: type | None = vars(module).get(class_name)
     if not inspect.isclass(kind):
         close = difflib.get_close_matches(class_name, vars(module), n=1)
@@ -194,7 +203,10 @@ def environment_factory(
     """
     options = dict(options or {})
     kind = load_environment(name, where=where)
-    schema = json_schema.from_signature(kind) if _defines(kind, "__init__") else {"properties": {}}
+    try:
+        schema = json_schema.from_signature(kind) if _defines(kind, "__init__") else {"properties": {}}
+    except TypeError as error:
+        raise ConfigError(Problem(where, name, f"options are the constructor's arguments, and {error}")) from error
     faults = [fault.replace("argument", "option") for fault in json_schema.problems(options, schema)]
     if faults:
         raise ConfigError([Problem(f"{where}.options", options, fault) for fault in faults])
@@ -203,8 +215,28 @@ def environment_factory(
         environment: Environment = kind(**options)
         return environment
 
-    make()
+    try:
+        make()
+    except ConfigError:
+        raise
+    except Exception as error:  # The boundary to a constructor of others.
+        message = f"making it raised {type(error).__name__}: {error}"
+        raise ConfigError(Problem(where, f"{name} with options {options}", message)) from error
     return make
+
+
+def tasks_of(environment: Environment, split: str) -> Iterator[Task]:
+    """The tasks of a split, one by one. Raises DataError where the environment raises, or gives something else."""
+    where = f"{type(environment).__name__}.tasks({split!r})"
+    try:
+        for number, task in enumerate(environment.tasks(split)):
+            if not isinstance(task, Task):
+                raise DataError(Problem(f"{where}, item {number}", task, "is no Task; give Task(id, prompt, answer)"))
+            yield task
+    except HeadraceError:
+        raise
+    except Exception as error:  # The boundary to code of others.
+        raise DataError(Problem(where, split, f"raised {type(error).__name__}: {error}")) from error
 
 
 def _defines(kind: type, method: str) -> bool:

@@ -71,7 +71,7 @@ class Tool:
         limit = asyncio.timeout(self.timeout)
         try:
             async with limit:
-                value = await _run(self.function, arguments)
+                value = await call_function(self.function, arguments)
             text = result_to_text(value)
         except RolloutError:
             raise
@@ -142,7 +142,8 @@ def _to_json(value: Any) -> Any:
     return str(value)
 
 
-async def _run(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+async def call_function(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Call code of others without blocking the event loop: a coroutine is awaited, anything else gets a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     return await _in_thread(function, arguments)
@@ -175,7 +176,7 @@ def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Aw
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=work, name=f"tool-{function.__name__}", daemon=True).start()
+    threading.Thread(target=work, name=f"call-{function.__name__}", daemon=True).start()
     return future
 
 

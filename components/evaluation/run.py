@@ -30,7 +30,7 @@ from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import EVALUATION, update_summary
 from components.telemetry.spans import span
-from components.types import Policy, SequenceId, Task, Trajectory
+from components.types import Failure, Policy, SequenceId, Task, Trajectory
 
 BASE_VERSION, TRAINED_VERSION = 0, 1
 
@@ -54,10 +54,14 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scores:
-    """What one policy did: per task its greedy reward (None where the episode failed), and its sampled rewards."""
+    """What one policy did: per task its greedy reward (None where the episode failed), and its sampled rewards.
+
+    `failures` are those of the greedy episodes.
+    """
 
     greedy: list[float | None]
     sampled: list[list[float]]
+    failures: list[Failure] = dataclasses.field(default_factory=list)
 
 
 def evaluate(
@@ -100,9 +104,11 @@ def compare(before: Scores, after: Scores, settings: EvaluateConfig) -> list[dic
     ]
     failed = len(before.greedy) - len(pairs)
     if failed > settings.max_failed_share * len(before.greedy):
+        last = (before.failures + after.failures)[-1]
         raise RunStoppedError(
             f"{failed} of {len(before.greedy)} evaluation tasks failed, more than max_failed_share = "
-            f"{settings.max_failed_share:g} allows; the tasks that are left are no fair sample"
+            f"{settings.max_failed_share:g} allows, so that the others are no fair sample; the last failure, of kind "
+            f"{last.kind!r}, said: {last.message}"
         )
     solved = [(float(first >= settings.solved_at), float(second >= settings.solved_at)) for first, second in pairs]
     measures = [_measure("greedy accuracy", solved), _measure("greedy reward", pairs)]
@@ -154,6 +160,7 @@ async def _score(session: Session, settings: EvaluateConfig, tasks: Sequence[Tas
     sampling = SamplingConfig(temperature=settings.temperature)
     sampled = await _play(session, sampling, tasks, settings.samples, settings)
     return Scores(
+        failures=[trajectories[0].failure for trajectories in greedy if trajectories[0].failure],
         greedy=[trajectories[0].reward for trajectories in greedy],
         sampled=[[member.reward for member in members if member.reward is not None] for members in sampled],
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components.config import config, from_json
-from components.environments.environment import environment_factory
+from components.environments.environment import environment_factory, tasks_of
 from components.errors import DataError, Problem
 from components.rollout.player import EnvironmentConfig
 from components.types import Task
@@ -35,7 +35,7 @@ def write_tasks(*, section: str, environment: str, seed: int, folder: str) -> di
     world = from_json(EnvironmentConfig, environment, where="environment")
     source = environment_factory(world.use, world.options)()
     limits = {"train": settings.train_tasks, "test": settings.test_tasks}
-    tasks = {split: _checked(islice(source.tasks(split), limits[split]), split, world.use) for split in SPLITS}
+    tasks = {split: _checked(islice(tasks_of(source, split), limits[split]), split, world.use) for split in SPLITS}
     Path(folder).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         lines = (json.dumps(asdict(task), ensure_ascii=False) + "\n" for task in tasks[split])

@@ -54,6 +54,11 @@ class TinyConfig:
         if self.d_model % (2 * self.n_heads):
             message = f"must be a multiple of twice n_heads ({self.n_heads}), as halves of a head rotate"
             raise ConfigError(Problem("tiny.d_model", self.d_model, message))
+        tuning = self.warm_start
+        if tuning.optimizer.warmup_steps >= tuning.steps:
+            where = "init_model.tiny.warm_start.optimizer.warmup_steps"
+            message = f"must be below warm_start.steps ({tuning.steps}), or the learning rate is never reached"
+            raise ConfigError(Problem(where, tuning.optimizer.warmup_steps, message))
         if len(set(self.alphabet)) != len(self.alphabet) or not self.alphabet:
             raise ConfigError(Problem("tiny.alphabet", self.alphabet, "must hold characters, each of them once"))
 

@@ -204,7 +204,9 @@ class TrainingLoop:
 
 def _line(step: int, steps: int, numbers: dict[str, Any]) -> str:
     waiting = numbers["trainer_seconds"].get(WAITING, 0.0)
+    failed = sum(numbers["failures"].values())
     return (
         f"step {step:>{len(str(steps))}}/{steps}  reward {numbers['reward_mean']:.3f}  "
         f"generated {numbers['tokens_generated_so_far']} tokens  {numbers['seconds']:.1f} s, waiting {waiting:.1f} s"
+        + (f"  {failed} episodes failed" if failed else "")
     )

@@ -3,9 +3,11 @@
 import asyncio
 import sys
 import textwrap
+import time
 
 import pytest
 
+from components.environments.arithmetic import Arithmetic
 from components.environments.environment import (
     Observation,
     ToolEnvironment,
@@ -195,3 +197,28 @@ def test_every_option_that_does_not_fit_is_named(module, options, messages):
         assert message in problem.message
     with pytest.raises(ConfigError, match="takes: nothing"):
         environment_factory(f"{module}:Plain", {"size": 1})
+
+
+def test_a_grade_that_blocks_fails_its_own_episode_and_not_the_run():
+    class Blocking(Arithmetic):
+        def grade(self, task, answer):
+            time.sleep(5)
+            return 1.0
+
+    async def play():
+        environment = Blocking()
+        await environment.reset(next(iter(environment.tasks("test"))))
+        await environment.step(Message(Role.ASSISTANT, "7"))
+        ticks = 0
+        try:
+            async with asyncio.timeout(0.2):
+                reward = asyncio.ensure_future(environment.reward())
+                while not reward.done():
+                    await asyncio.sleep(0.01)
+                    ticks += 1
+        except TimeoutError:
+            return ticks
+        return 0
+
+    # The event loop went on while the grader slept.
+    assert asyncio.run(play()) > 5

@@ -7,11 +7,13 @@ import pytest
 from components.errors import DataError, RunStoppedError
 from components.evaluation.run import EvaluateConfig, Scores, compare, evaluate
 from components.telemetry.run_files import read_run
+from components.types import Failure
 from tests.tiny_run import ENGINE, ENVIRONMENT
 
 
 def scores(*greedy, sampled=()) -> Scores:
-    return Scores(greedy=list(greedy), sampled=[list(rewards) for rewards in sampled])
+    failures = [Failure("grader", "no verdict") for reward in greedy if reward is None]
+    return Scores(greedy=list(greedy), sampled=[list(rewards) for rewards in sampled], failures=failures)
 
 
 def test_accuracy_counts_solved_tasks_and_the_difference_is_paired():
@@ -26,7 +28,7 @@ def test_a_failed_task_is_no_score_and_too_many_stop_the_step():
     before, after = scores(1.0, None, 0.0), scores(1.0, 1.0, 1.0)
     accuracy, _ = compare(before, after, EvaluateConfig(max_failed_share=0.5))
     assert accuracy["after"]["count"] == 2
-    with pytest.raises(RunStoppedError, match="1 of 3 evaluation tasks failed"):
+    with pytest.raises(RunStoppedError, match=r"1 of 3 evaluation tasks failed.*'grader', said: no verdict"):
         compare(before, after, EvaluateConfig())
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from components.config import dump
 from pipeline.cli import COMPILED, main
-from pipeline.local import StepFailedError
+from pipeline.local import StepFailedError, make_run_folder
+from pipeline.recipe import load_recipe
 
 
 def test_doctor_prints_one_object_with_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +73,29 @@ def test_a_report_is_written_anew_from_a_run_folder(tmp_path: Path, capsys: pyte
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
     assert "mine" in (tmp_path / "report.html").read_text()
+
+
+def test_a_resume_with_other_settings_names_them_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run_folder(tmp_path, "smoke")
+    record = json.dumps({"recipe": dump(load_recipe("smoke"))})
+    (folder / "recipe.json").write_text(record)
+    assert main(["run", "smoke", "--resume", str(folder), "--set", "train.steps=9"]) == 2
+    said = capsys.readouterr().err
+    assert "train.steps: the run was started with 25" in said
+    assert "Traceback" not in said
+    assert (folder / "recipe.json").read_text() == record
+
+
+def test_a_report_of_what_is_no_run_is_refused_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "is no run's folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "-o", str(tmp_path / "missing" / "x.yaml")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err

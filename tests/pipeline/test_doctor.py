@@ -135,3 +135,46 @@ def test_the_plan_adds_up() -> None:
     assert len(parts) == 5
     assert plan["total_gib_estimate"] == round(sum(parts) / 2**30, 3)
     assert plan["base_bytes"] == 4 * (64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256))
+
+
+BROKEN = {
+    "step": "async def step(self, message): raise RuntimeError('no port')",
+    "reward": "async def reward(self): return float('nan')",
+    "grade": "def grade(self, task, answer): raise LookupError('no gold')",
+    "tasks": "def tasks(self, split): return ['one', 'two']",
+    "missing": "def tasks(self, split): return {}['rows']",
+    "constructor": "def __init__(self): raise OSError('no database')",
+    "options": "def __init__(self, **options): pass",
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("step", "RuntimeError: no port"),
+        ("reward", "must be finite"),
+        ("grade", "LookupError: no gold"),
+        ("tasks", "is no Task"),
+        ("missing", "KeyError: 'rows'"),
+        ("constructor", "OSError: no database"),
+        ("options", "cannot be given by name"),
+    ],
+)
+def test_an_environment_that_cannot_work_is_found_before_the_run(
+    fault: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = "from components.environments.arithmetic import Arithmetic\n\n\nclass Broken(Arithmetic):\n    "
+    (tmp_path / f"broken_{fault}.py").write_text(head + BROKEN[fault] + "\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"use": f"broken_{fault}:Broken", "options": "{}", "limits.max_context": "400"}
+    recipe = load_recipe("smoke", {f"environment.{key}": value for key, value in changes.items()})
+    assert any(told in problem["message"] for problem in diagnose(recipe)["problems"])
+
+
+def test_a_module_that_does_not_import_is_told_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text("class X(:\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    problems = diagnose(load_recipe("smoke", {"environment.use": "half_written:X"}))["problems"]
+    assert any("importing half_written raised SyntaxError" in problem["message"] for problem in problems)
