@@ -56,6 +56,8 @@ from tests.fakes import ByteRenderer
 NEW_TOKENS = 24
 GROUP_SIZE = 4
 TASKS_PER_STEP = 8
+STALENESS = 4
+"""By Little's law: a group of four waits for the slowest of its calls, nearly three times the mean of one."""
 SIGMA = 2.3263 - math.sqrt(2.3263**2 - 2 * math.log(10))
 """Deviation of the logarithm for which the 99th percentile is 10 x the mean."""
 
@@ -236,16 +238,20 @@ def main() -> None:
     """Run the sides in turn, several rounds, and print medians and ratios."""
     options = arguments(__doc__.splitlines()[0])
     platform.use_compilation_cache()
-    rounds, steps = (1, 10) if options.quick else (3, 20)
+    rounds, steps = (1, 12) if options.quick else (3, 24)
     asyncio.run(seconds_per_step(Side(0.0, 1), 5))  # compiles
     zero = asyncio.run(seconds_per_step(Side(0.0, 1), 8))["seconds"]
     # A tool whose mean is as long as a step of work: an ordinary loop would more than double its time.
     latency = zero
-    sides = {"zero": Side(0.0, 2), "streamed": Side(latency, 2), "barrier": Side(latency, 0, barrier=True)}
+    sides = {
+        "zero": Side(0.0, STALENESS),
+        "streamed": Side(latency, STALENESS),
+        "barrier": Side(latency, 0, barrier=True),
+    }
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
-            result = asyncio.run(seconds_per_step(side, steps))
+            result = asyncio.run(seconds_per_step(side, steps // 2 if side.barrier else steps))
             seen[name].append(result)
             print(f"round {number + 1}, {name}: {result['seconds']:.2f} s per step", file=sys.stderr)
     print_figures(_figures(seen, latency), options)
