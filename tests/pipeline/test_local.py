@@ -135,10 +135,20 @@ def test_runs_that_start_in_one_second_each_get_a_folder_of_their_own(tmp_path: 
 
 def test_only_a_run_that_was_made_here_is_gone_on_with(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "mine")
-    assert old_run_folder(folder) == folder
+    assert old_run_folder(folder, {"name": "mine"}) == folder
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="is no run's folder"):
-        old_run_folder(tmp_path / "other")
+        old_run_folder(tmp_path / "other", {"name": "mine"})
+
+
+def test_a_run_is_gone_on_with_by_the_very_recipe_that_started_it(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "mine")
+    (folder / "recipe.json").write_text(json.dumps({"recipe": {"seed": 1, "train": {"steps": 2, "x": None}}}))
+    assert old_run_folder(folder, {"seed": 1, "train": {"steps": 2, "x": None}}) == folder
+    with pytest.raises(ConfigError) as caught:
+        old_run_folder(folder, {"seed": 2, "train": {"steps": 3, "x": None}})
+    assert [problem.where for problem in caught.value.problems] == ["seed", "train.steps"]
+    assert "was started with 2" in str(caught.value.problems[1])
 
 
 def headrace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
