@@ -238,7 +238,7 @@ def main() -> None:
     """Run the sides in turn, several rounds, and print medians and ratios."""
     options = arguments(__doc__.splitlines()[0])
     platform.use_compilation_cache()
-    rounds, steps = (1, 12) if options.quick else (3, 24)
+    rounds, steps = (1, 15) if options.quick else (2, 24)
     asyncio.run(seconds_per_step(Side(0.0, 1), 5))  # compiles
     zero = asyncio.run(seconds_per_step(Side(0.0, 1), 8))["seconds"]
     # A tool whose mean is as long as a step of work: an ordinary loop would more than double its time.
@@ -251,7 +251,7 @@ def main() -> None:
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
-            result = asyncio.run(seconds_per_step(side, steps // 2 if side.barrier else steps))
+            result = asyncio.run(seconds_per_step(side, steps // 3 if side.barrier else steps))
             seen[name].append(result)
             print(f"round {number + 1}, {name}: {result['seconds']:.2f} s per step", file=sys.stderr)
     print_figures(_figures(seen, latency), options)
