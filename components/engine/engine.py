@@ -32,6 +32,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.lora import Adapter
+from components.model.manifest import Held, make_manifest
 from components.telemetry.clock import BUSY, RoleClock
 from components.telemetry.spans import span
 from components.types import Completion, SequenceId
@@ -183,6 +184,10 @@ class Engine:
         done: Future[None] = Future()
         self._send(_Swap(adapter, version, done))
         return done
+
+    def stage(self, adapter: Adapter) -> Held:
+        """Take a candidate to where this engine would serve it from, and tell what has arrived. Serving goes on."""
+        return Held(adapter, make_manifest(adapter))
 
     def score(self, adapter: Adapter | None, token_ids: Sequence[int]) -> Float[np.ndarray, " successors"]:
         """Log-probs at temperature 1 of token_ids[1:], computed by the engine's path with a candidate adapter.

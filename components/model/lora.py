@@ -10,6 +10,7 @@ from typing import Annotated, no_type_check
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jaxtyping import Array, Float
 from pydantic import Field
@@ -102,6 +103,18 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
 def module_names(adapter: Adapter) -> tuple[str, ...]:
     """The Hugging Face names of the modules that the adapter changes, in order of layers."""
     return tuple(module_name(index, module) for index, pairs in enumerate(adapter.layers) for module in pairs)
+
+
+def named_pairs(adapter: Adapter) -> dict[str, LoraPair]:
+    """The pairs of `adapter` by the Hugging Face names of their modules, in order of layers."""
+    pairs = (pair for layer in adapter.layers for pair in layer.values())
+    return dict(zip(module_names(adapter), pairs, strict=True))
+
+
+def delta_norm(pair: LoraPair) -> float:
+    """Frobenius norm of scale * A @ B, from the small Gram matrices: no [in, out] array is made. On the host."""
+    a, b = np.asarray(pair.a, np.float64), np.asarray(pair.b, np.float64)
+    return float(abs(pair.scale) * np.sqrt(max(np.sum((a.T @ a) * (b @ b.T)), 0.0)))
 
 
 def parameter_count(adapter: Adapter) -> int:
