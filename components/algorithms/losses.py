@@ -89,15 +89,3 @@ def kl_divergence(
     if estimator is KlEstimator.K2:
         return difference * difference / 2
     return jnp.exp(-difference) + difference - 1
-
-
-def truncated_importance_weight(
-    logprobs: Float[Array, "tokens"],
-    behavior_logprobs: Float[Array, "tokens"],
-    mask: Bool[Array, "tokens"],
-    *,
-    cap: float,
-) -> Float[Array, "tokens"]:
-    """min(policy / behavior, cap) per token, a constant for the gradient; 1 where masked (arXiv:1802.01561, eq. 1)."""
-    ratio = jnp.exp(log_ratio(logprobs, behavior_logprobs, mask))
-    return jax.lax.stop_gradient(jnp.minimum(ratio, cap))

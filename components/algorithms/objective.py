@@ -19,11 +19,20 @@ from jaxtyping import Array, Bool, Float, Int
 from pydantic import Field
 
 from components.algorithms.advantages import STD_EPSILON, AdvantageKind
-from components.algorithms.losses import KlEstimator, clipped_surrogate, is_clipped, kl_divergence, log_ratio
+from components.algorithms.corrections import (
+    ImportanceRule,
+    Proximal,
+    decoupled_surrogate,
+    importance_ratio,
+    masked_importance_weight,
+    truncated_importance_weight,
+)
+from components.algorithms.losses import KlEstimator, clipped_surrogate, is_clipped, kl_divergence
 from components.config import config
 from components.errors import ConfigError, Problem
 
 Statistics = dict[str, Array]
+"""Sums over the tokens of a micro-batch; a key that ends in `_max` holds a maximum of numbers that are not negative."""
 
 
 class Preset(StrEnum):
@@ -44,8 +53,9 @@ class Aggregation(StrEnum):
 class ObjectiveConfig:
     """What is minimised. A key left out (None) takes the preset's value.
 
-    `constant` is a length in tokens. A key that would change nothing (`kl_estimator` without a `kl_coefficient`,
-    `constant` without that aggregation) is a ConfigError.
+    `constant` is a length in tokens. `proximal: current` weighs each token by policy / behavior, held by the importance
+    keys, where `behavior` clips that ratio instead (see `corrections`). A key that would change nothing (`kl_estimator`
+    without a `kl_coefficient`, `constant` without that aggregation, a clip where nothing is clipped) is a ConfigError.
     """
 
     preset: Preset = Preset.GRPO
@@ -57,10 +67,14 @@ class ObjectiveConfig:
     constant: Annotated[int, Field(ge=1)] | None = None
     kl_coefficient: Annotated[float, Field(ge=0)] | None = None
     kl_estimator: KlEstimator | None = None
+    proximal: Proximal | None = None
+    importance_rule: ImportanceRule | None = None
+    importance_floor: Annotated[float, Field(ge=0)] | None = None
+    importance_cap: Annotated[float, Field(gt=0)] | None = None
 
     def __post_init__(self) -> None:
         values = _values(self)
-        problems = []
+        problems = _proximal_problems(self, values)
         if not values["kl_coefficient"] and self.kl_estimator is not None:
             problems.append(_problem("kl_estimator", self.kl_estimator, "has no effect while kl_coefficient is 0"))
         if self.kl_estimator is KlEstimator.K1:
@@ -81,8 +95,14 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
         "aggregation": Aggregation.TOKEN_MEAN,
         "kl_coefficient": 0.0,
         "kl_estimator": KlEstimator.K2,
+        "proximal": Proximal.BEHAVIOR,
     },
 }
+IMPORTANCE: Mapping[ImportanceRule, Mapping[str, float]] = {
+    ImportanceRule.TRUNCATE: {"importance_cap": 2.0},
+    ImportanceRule.MASK: {"importance_floor": 0.5, "importance_cap": 5.0},
+}
+"""Values of the importance keys that are not given, by rule."""
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
@@ -118,6 +138,10 @@ class Objective:
     constant: int | None
     kl_coefficient: float
     kl_estimator: KlEstimator
+    proximal: Proximal
+    importance_rule: ImportanceRule | None
+    importance_floor: float | None
+    importance_cap: float | None
 
     @classmethod
     def from_config(cls, config: ObjectiveConfig) -> "Objective":
@@ -153,16 +177,21 @@ class Objective:
         logprobs: Float[Array, "tokens"],
         reference_logprobs: Float[Array, "tokens"] | None,
         tokens: SampledTokens,
+        version: Int[Array, ""] | None = None,
     ) -> tuple[Float[Array, ""], Statistics]:
         """The weighted SUM of the loss over one micro-batch, and sums of what is worth a look (`mean_statistics`).
 
-        Raises ValueError when a KL term is set and the reference's log-probs are not given.
+        `version` is the policy version that `logprobs` are of; without it there is no `mismatch_kl`. Raises ValueError
+        when a KL term is set and the reference's log-probs are not given.
         """
-        behavior, advantages, mask = tokens.behavior_logprobs, tokens.advantages, tokens.mask
-        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
-        losses = clipped_surrogate(logprobs, behavior, advantages, mask, dual_clip=self.dual_clip, **clip)
-        statistics = _statistics(logprobs, tokens)
-        statistics["clipped"] = jnp.sum(is_clipped(logprobs, behavior, advantages, mask, **clip), dtype=jnp.float32)
+        mask = tokens.mask
+        losses, importance, clipped = self._surrogate(logprobs, tokens)
+        statistics = _statistics(logprobs, tokens, version) | {
+            "importance_weight": jnp.sum(importance),
+            "importance_weight_squared": jnp.sum(importance * importance),
+            "importance_weight_max": jnp.max(importance, initial=0.0),
+            "clipped": jnp.sum(clipped, dtype=jnp.float32),
+        }
         if self.needs_reference:
             if reference_logprobs is None:
                 raise ValueError(f"kl_coefficient is {self.kl_coefficient}: the reference's log-probs are needed")
@@ -173,6 +202,28 @@ class Objective:
         total = jnp.sum(losses * jnp.where(mask, tokens.weights, 0.0))
         return total, {"loss": total, **statistics}
 
+    def _surrogate(
+        self, logprobs: Float[Array, "tokens"], tokens: SampledTokens
+    ) -> tuple[Float[Array, "tokens"], Float[Array, "tokens"], Bool[Array, "tokens"]]:
+        """Loss and importance weight in use per token, and whether a clip, the cap or the floor holds it."""
+        behavior, advantages, mask = tokens.behavior_logprobs, tokens.advantages, tokens.mask
+        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high}
+        ratio = importance_ratio(logprobs, behavior, mask)
+        if self.proximal is Proximal.BEHAVIOR:
+            losses = clipped_surrogate(logprobs, behavior, advantages, mask, dual_clip=self.dual_clip, **clip)
+            return losses, ratio, is_clipped(logprobs, behavior, advantages, mask, **clip)
+        importance = self._held(ratio)
+        # One optimizer step per batch: the policy at its start is the one whose log-probs these are.
+        losses = decoupled_surrogate(logprobs, logprobs, importance, advantages, mask, dual_clip=self.dual_clip, **clip)
+        return losses, importance, importance != ratio
+
+    def _held(self, ratio: Float[Array, "tokens"]) -> Float[Array, "tokens"]:
+        assert self.importance_cap is not None, "ObjectiveConfig fills it in"
+        if self.importance_rule is ImportanceRule.TRUNCATE:
+            return truncated_importance_weight(ratio, cap=self.importance_cap)
+        assert self.importance_floor is not None, "ObjectiveConfig fills it in"
+        return masked_importance_weight(ratio, floor=self.importance_floor, cap=self.importance_cap)
+
     def describe(self) -> str:
         """The formula with every constant, for people."""
         return "\n".join(_formula(self))
@@ -181,33 +232,68 @@ class Objective:
 def mean_statistics(sums: Mapping[str, float], denominator: int | float) -> dict[str, float]:
     """Sums over an optimizer step -> loss, means per token, and the effective sample size as a share of the tokens.
 
-    An optimizer step without tokens has none of them: `{"tokens": 0.0}` and a loss of 0.
+    `effective_sample_size` is that of the importance weights in use, 0 when all of them are masked. `mismatch_kl` is
+    over the tokens of `same_version_share`, and absent when there are none. An optimizer step without tokens has none
+    of these numbers: `{"tokens": 0.0}` and a loss of 0.
     """
     tokens = sums.get("tokens", 0.0)
     if not tokens or not denominator:
         return {"loss": 0.0, "tokens": 0.0}
-    means = {key: sums[key] / tokens for key in sums if key not in ("loss", "tokens", "ratio_squared")}
-    effective = sums["ratio"] ** 2 / (tokens * sums["ratio_squared"])
-    return {"loss": sums["loss"] / denominator, "tokens": tokens, "effective_sample_size": effective, **means}
+    apart = {"loss", "tokens", "importance_weight_squared", "mismatch_kl", "same_version"}
+    means = {key: sums[key] if key.endswith("_max") else sums[key] / tokens for key in sums if key not in apart}
+    squares = sums["importance_weight_squared"]
+    means["effective_sample_size"] = sums["importance_weight"] ** 2 / (tokens * squares) if squares else 0.0
+    if "same_version" in sums:
+        means["same_version_share"] = sums["same_version"] / tokens
+    if sums.get("same_version"):
+        means["mismatch_kl"] = sums["mismatch_kl"] / sums["same_version"]
+    return {"loss": sums["loss"] / denominator, "tokens": tokens, **means}
 
 
-def _statistics(logprobs: Float[Array, "tokens"], tokens: SampledTokens) -> Statistics:
+def _statistics(logprobs: Float[Array, "tokens"], tokens: SampledTokens, version: Int[Array, ""] | None) -> Statistics:
     mask = tokens.mask
-    ratio = jnp.where(mask, jnp.exp(log_ratio(logprobs, tokens.behavior_logprobs, mask)), 0.0)
     # The behavior policy drew the tokens, so this is KL(behavior || policy) with the two swapped.
     drift = kl_divergence(tokens.behavior_logprobs, logprobs, mask, estimator=KlEstimator.K3)
-    return {
+    statistics = {
         "tokens": jnp.sum(mask, dtype=jnp.float32),
-        "ratio": jnp.sum(ratio),
-        "ratio_squared": jnp.sum(ratio * ratio),
         "behavior_kl": jnp.sum(drift),
+    }
+    if version is None:
+        return statistics
+    # One version on both sides: what differs is arithmetic, not the policy.
+    same = mask & (tokens.versions == version)
+    return statistics | {
+        "same_version": jnp.sum(same, dtype=jnp.float32),
+        "mismatch_kl": jnp.sum(jnp.where(same, drift, 0.0)),
     }
 
 
 def _values(config: ObjectiveConfig) -> dict[str, Any]:
     given = {key: value for key, value in asdict(config).items() if key != "preset"}
     preset = PRESETS[config.preset]
-    return {key: preset.get(key) if value is None else value for key, value in given.items()}
+    values = {key: preset.get(key) if value is None else value for key, value in given.items()}
+    if values["proximal"] is Proximal.CURRENT:
+        rule = values["importance_rule"] or ImportanceRule.TRUNCATE
+        values["importance_rule"] = rule
+        values |= {key: value for key, value in IMPORTANCE[rule].items() if values[key] is None}
+    return values
+
+
+def _proximal_problems(config: ObjectiveConfig, values: Mapping[str, Any]) -> list[Problem]:
+    problems = []
+    if values["proximal"] is Proximal.BEHAVIOR:
+        keys = ("importance_rule", "importance_floor", "importance_cap")
+        inert = dict.fromkeys(keys, "has no effect unless proximal is current")
+    else:
+        keys = ("clip_low", "clip_high", "dual_clip")
+        inert = dict.fromkeys(keys, "has no effect while proximal is current: one step per batch has nothing to clip")
+        floor, cap = values["importance_floor"], values["importance_cap"]
+        if values["importance_rule"] is ImportanceRule.TRUNCATE:
+            inert["importance_floor"] = "has no effect unless importance_rule is mask"
+        elif floor >= cap:
+            problems.append(_problem("importance_floor", floor, f"must be less than importance_cap ({cap:g})"))
+    given = {key: value for key, value in asdict(config).items() if value is not None}
+    return problems + [_problem(key, given[key], message) for key, message in inert.items() if key in given]
 
 
 def _problem(key: str, value: Any, message: str) -> Problem:
@@ -227,24 +313,35 @@ _PENALTIES = {
 
 
 def _formula(objective: Objective) -> list[str]:
-    low, high = f"1 - {objective.clip_low:g}", f"1 + {objective.clip_high:g}"
-    gain = f"min(ratio * A, clip(ratio, {low}, {high}) * A)"
-    if objective.dual_clip is not None:
-        gain = f"({gain}, where A < 0 at least {objective.dual_clip:g} * A)"
+    surrogate, definitions = _surrogate_formula(objective)
     penalty = ""
     if objective.needs_reference:
         penalty = f" + {objective.kl_coefficient:g} * {_PENALTIES[objective.kl_estimator]}"
+        definitions.append("d = logprob - logprob of the reference (the base without adapter), held within +-20")
     weight, denominator = {
         Aggregation.TOKEN_MEAN: ("1", "sampled tokens of the optimizer step"),
         Aggregation.SEQUENCE_MEAN: ("1 / sampled tokens of its sequence", "sequences of the optimizer step"),
         Aggregation.CONSTANT: (f"1 / {objective.constant}", "sequences of the optimizer step"),
     }[objective.aggregation]
-    lines = [
-        f"loss = sum over sampled tokens of w * (-{gain}{penalty}) / N",
-        "ratio = exp(logprob - behavior logprob), the log held within +-20",
+    return [
+        f"loss = sum over sampled tokens of w * ({surrogate}{penalty}) / N",
+        *definitions,
         f"A = {_ADVANTAGES[objective.advantage]}; 0 where all rewards of the group are equal",
         f"w = {weight}; N = {denominator}",
     ]
-    if objective.needs_reference:
-        lines.insert(2, "d = logprob - logprob of the reference (the base without adapter), held within +-20")
-    return lines
+
+
+def _surrogate_formula(objective: Objective) -> tuple[str, list[str]]:
+    ratio = "ratio = exp(logprob - behavior logprob), the log held within +-20"
+    if objective.proximal is Proximal.CURRENT:
+        cap, floor = objective.importance_cap, objective.importance_floor
+        held = f"min(ratio, {cap:g})"
+        if objective.importance_rule is ImportanceRule.MASK:
+            held = f"ratio where {floor:g} <= ratio <= {cap:g}, else 0"
+        proximal = "u = exp(logprob - proximal logprob), of the present policy: 1 with the gradient of logprob, no clip"
+        return "-importance * u * A", [f"importance = {held}; no gradient flows through it", ratio, proximal]
+    low, high = f"1 - {objective.clip_low:g}", f"1 + {objective.clip_high:g}"
+    gain = f"min(ratio * A, clip(ratio, {low}, {high}) * A)"
+    if objective.dual_clip is not None:
+        gain = f"({gain}, where A < 0 at least {objective.dual_clip:g} * A)"
+    return f"-{gain}", [ratio]

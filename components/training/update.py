@@ -59,6 +59,7 @@ class Accumulate(Protocol):
         gradients: Adapter,
         microbatch: Microbatch,
         reference_logprobs: Float[Array, "tokens"] | None = None,
+        version: Int[Array, ""] | None = None,
     ) -> tuple[Adapter, Statistics]:
         """Add the gradient of `microbatch` to `gradients`, which is donated."""
         ...
@@ -92,18 +93,23 @@ def make_score(architecture: Architecture, *, temperature: float, chunk: int = 2
 def make_accumulate(
     architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = 256
 ) -> Accumulate:
-    """A jitted (base, adapter, gradients, microbatch, reference_logprobs=None) -> (gradients, statistics).
+    """A jitted (base, adapter, gradients, microbatch, ...) -> (gradients, statistics); see `Accumulate`.
 
     `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `reference_logprobs`
-    ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`. Statistics are sums of
-    this micro-batch: the objective's, and `entropy`; add them up over an optimizer step (`add_statistics`).
+    ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`; `version` is that of
+    the adapter (`TrainState.step`) and needed for `mismatch_kl`. Statistics are sums of this micro-batch: the
+    objective's, and `entropy`; add them up over an optimizer step (`add_statistics`).
     """
 
     def loss(
-        adapter: Adapter, base: Base, microbatch: Microbatch, reference: Float[Array, "tokens"] | None
+        adapter: Adapter,
+        base: Base,
+        microbatch: Microbatch,
+        reference: Float[Array, "tokens"] | None,
+        version: Int[Array, ""] | None,
     ) -> tuple[Float[Array, ""], Statistics]:
         logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
-        total, statistics = objective.loss(logprobs, reference, microbatch.sampled)
+        total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version)
         entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
         return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy)}
 
@@ -113,8 +119,9 @@ def make_accumulate(
         gradients: Adapter,
         microbatch: Microbatch,
         reference_logprobs: Float[Array, "tokens"] | None = None,
+        version: Int[Array, ""] | None = None,
     ) -> tuple[Adapter, Statistics]:
-        added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, reference_logprobs)
+        added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, reference_logprobs, version)
         return jax.tree.map(jnp.add, gradients, added), statistics
 
     return jax.jit(accumulate, donate_argnums=(2,))
@@ -158,8 +165,11 @@ def make_apply(optimizer: Optimizer) -> Apply:
 
 
 def add_statistics(sums: Mapping[str, Array], added: Mapping[str, Array]) -> Statistics:
-    """Sums of an optimizer step so far; start from `{}`."""
-    return {key: value + sums.get(key, 0.0) for key, value in added.items()}
+    """Sums (and maxima, see `Statistics`) of an optimizer step so far; start from `{}`."""
+    return {
+        key: jnp.maximum(value, sums.get(key, 0.0)) if key.endswith("_max") else value + sums.get(key, 0.0)
+        for key, value in added.items()
+    }
 
 
 def _forward_logprobs(

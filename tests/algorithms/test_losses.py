@@ -10,7 +10,6 @@ from components.algorithms.losses import (
     clipped_surrogate,
     is_clipped,
     kl_divergence,
-    truncated_importance_weight,
 )
 
 ON = jnp.array([True])
@@ -131,14 +130,3 @@ def test_clipped_tokens_are_those_without_gradient():
     flat = is_clipped(logprobs, jnp.zeros(5), advantages, mask, clip_low=0.2, clip_high=0.2)
     np.testing.assert_array_equal(flat, [True, False, False, True, False])
     np.testing.assert_array_equal(flat, jax.grad(total)(logprobs) == 0)
-
-
-def test_importance_weights_are_capped_constants():
-    behavior, mask = jnp.zeros(3), jnp.array([True, True, False])
-
-    def weights(logprobs: jax.Array) -> jax.Array:
-        return truncated_importance_weight(logprobs, behavior, mask, cap=2.0)
-
-    logprobs = jnp.array([math.log(1.5), math.log(5.0), 300.0])
-    np.testing.assert_allclose(weights(logprobs), [1.5, 2.0, 1.0], rtol=1e-6)
-    np.testing.assert_array_equal(jax.grad(lambda logprobs: weights(logprobs).sum())(logprobs), [0.0, 0.0, 0.0])
