@@ -12,15 +12,16 @@ is that of completion.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import replace
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from components.config import config
-from components.errors import ConfigError, Problem, RunStoppedError
+from components.errors import ConfigError, Problem
 from components.rollout.cursor import Admission
+from components.rollout.failures import FailureLimits
 from components.telemetry.spans import count
 from components.types import Group, Outcome, SequenceId, Task, Trajectory
 
@@ -31,27 +32,65 @@ Play = Callable[[Task, SequenceId], Awaitable[Trajectory]]
 class RolloutConfig:
     """`tasks_per_step` groups of `group_size` episodes feed one optimizer step; `max_concurrency` counts episodes.
 
-    An episode that fails is tried `max_attempts` times in all; `max_failures_in_a_row` failed episodes stop the run.
+    `auto` lets the concurrency grow while the trainer waits and shrink when the engine's cache is too small for it.
+    `group_quorum` closes a group without its slowest members, once so many have a reward; what they sampled is surplus.
+    `drop_older_than` leaves out trajectories whose oldest token is that many versions behind; pacing admits none that
+    are more than `max_staleness` behind, but one that plays for long grows old. Neither is set by default: both favour
+    what is quick. An episode that fails is tried `max_attempts` times in all. `max_failures_in_a_row` failed episodes
+    stop the run, and so does one kind of failure in more than `max_failure_share` of the last 200 attempts.
     """
 
     group_size: Annotated[int, Field(ge=2)] = 8
     tasks_per_step: Annotated[int, Field(ge=1)] = 4
-    max_concurrency: Annotated[int, Field(ge=1)] = 64
+    max_concurrency: Annotated[int, Field(ge=1)] | Literal["auto"] = 64
     max_staleness: Annotated[int, Field(ge=0)] = 0
+    drop_older_than: Annotated[int, Field(ge=0)] | None = None
+    group_quorum: Annotated[int, Field(ge=2)] | None = None
     max_attempts: Annotated[int, Field(ge=1)] = 2
     max_failures_in_a_row: Annotated[int, Field(ge=1)] = 16
+    max_failure_share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def __post_init__(self) -> None:
-        if self.max_concurrency < self.group_size:
+        problems = []
+        if self.max_concurrency != "auto" and self.max_concurrency < self.group_size:
             message = f"must be at least group_size ({self.group_size}), or no group can ever start"
-            raise ConfigError(Problem(where="max_concurrency", value=self.max_concurrency, message=message))
+            problems.append(Problem("max_concurrency", self.max_concurrency, message))
+        if self.group_quorum is not None and self.group_quorum >= self.group_size:
+            message = f"must be less than group_size ({self.group_size}), or it changes nothing"
+            problems.append(Problem("group_quorum", self.group_quorum, message))
+        if self.drop_older_than is not None and self.drop_older_than < self.max_staleness:
+            message = f"is below max_staleness ({self.max_staleness}): what may be generated would be thrown away"
+            problems.append(Problem("drop_older_than", self.drop_older_than, message))
+        if self.group_quorum is not None and self.max_staleness == 0:
+            message = "makes a run depend on time, which max_staleness 0 rules out; allow a staleness of 1 or more"
+            problems.append(Problem("group_quorum", self.group_quorum, message))
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def most_episodes(self) -> int:
+        """How many episodes pacing lets run at once; a higher concurrency would change nothing."""
+        return (self.max_staleness + 1) * self.tasks_per_step * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told what happens, each in the moment in which it does. Positions are those of admissions."""
+
+    ended: Callable[[int, Trajectory], None] = lambda position, trajectory: None
+    """An attempt came to its end, well or not."""
+    closed: Callable[[int, Task, int], None] = lambda position, task, epoch: None
+    """A group (task, epoch) was closed without the members that still ran."""
+    rejected: Callable[[Group], None] = lambda group: None
+    """A group has fewer than two members with a reward and will not be handed on."""
 
 
 class Orchestrator:
-    """An asynchronous iterator of complete groups with at least two valid members; the others are only counted.
+    """An asynchronous iterator of complete groups with at least two valid members; the others are only told of.
 
-    Use it as a context manager: on leaving, episodes that still run are cancelled. `on_trajectory` is called with every
-    finished attempt, failed ones too, in order of completion. A bug in `play` ends the iteration with that very error.
+    Use it as a context manager: on leaving, episodes that still run are cancelled. A bug in `play` ends the iteration
+    with that very error. `recovered` are attempts that ended before a restart, by position: they are not played again.
+    `concurrency` is the limit that counts while `max_concurrency` is auto.
     """
 
     def __init__(
@@ -62,20 +101,23 @@ class Orchestrator:
         *,
         version: int = 0,
         last_version: int,
-        on_trajectory: Callable[[Trajectory], None] = lambda trajectory: None,
-        on_rejected: Callable[[Group], None] = lambda group: None,
+        listener: Listener = Listener(),
+        recovered: Mapping[int, Sequence[Trajectory]] | None = None,
     ) -> None:
+        self.concurrency = (
+            settings.most_episodes if settings.max_concurrency == "auto" else int(settings.max_concurrency)
+        )
         self._play = play
         self._admissions = admissions
         self._settings = settings
         self._version = version
         self._last_version = last_version
-        self._on_trajectory = on_trajectory
-        self._on_rejected = on_rejected
+        self._listener = listener
+        self._recovered = dict(recovered or {})
         self._accepted = version * settings.tasks_per_step
         self._running: set[asyncio.Task[Group]] = set()
         self._episodes = 0
-        self._failures_in_a_row = 0
+        self._failures = FailureLimits(settings.max_failures_in_a_row, settings.max_failure_share)
         self._complete: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
         self._early: dict[int, Group | None] = {}
         self._admitted: deque[int] = deque()
@@ -108,16 +150,26 @@ class Orchestrator:
         self._version = version
         self._admit()
 
+    def replace(self) -> None:
+        """A group that was handed on will not be trained on: another task may take its place."""
+        self._accepted -= 1
+        self._admit()
+
     @property
     def running_episodes(self) -> int:
         """Episodes that are being played now."""
         return self._episodes
 
+    @property
+    def buffered_groups(self) -> int:
+        """Groups that are complete and not handed on yet."""
+        return self._complete.qsize() + len(self._early)
+
     def _admit(self) -> None:
         settings = self._settings
         while True:
             ahead = min(self._version + settings.max_staleness + 1, self._last_version) * settings.tasks_per_step
-            full = self._episodes + settings.group_size > settings.max_concurrency
+            full = self._episodes and self._episodes + settings.group_size > self.concurrency
             if full or self._accepted + len(self._running) >= ahead:
                 return
             admission = next(self._admissions)
@@ -135,19 +187,41 @@ class Orchestrator:
             self._complete.put_nowait(task)
 
     async def _play_group(self, admission: Admission) -> Group:
+        before = self._recovered.pop(admission.position, ())
         async with asyncio.TaskGroup() as members:
             playing = [
-                members.create_task(self._play_member(admission, member)) for member in range(self._settings.group_size)
+                members.create_task(self._play_member(admission, member, before))
+                for member in range(self._settings.group_size)
             ]
-        trajectories = tuple(task.result() for task in playing)
+            if self._settings.group_quorum is not None:
+                await self._close_at_quorum(admission, playing, self._settings.group_quorum)
+        trajectories = tuple(task.result() for task in playing if not task.cancelled())
         return Group(admission.task, trajectories, position=admission.position, epoch=admission.epoch)
 
-    async def _play_member(self, admission: Admission, member: int) -> Trajectory:
+    async def _close_at_quorum(
+        self, admission: Admission, playing: Sequence[asyncio.Task[Trajectory]], quorum: int
+    ) -> None:
+        pending, valid = set(playing), 0
+        while pending and valid < quorum:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            # A member that raised has already cancelled this wait, through the task group.
+            valid += sum(task.result().outcome is not Outcome.FAILED for task in done)
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+            self._listener.closed(admission.position, admission.task, admission.epoch)
+
+    async def _play_member(self, admission: Admission, member: int, before: Sequence[Trajectory]) -> Trajectory:
         first = SequenceId(task_id=admission.task.id, epoch=admission.epoch, member=member)
+        attempts = {each.attempt: each for each in before if each.member == member}
         try:
             for attempt in range(self._settings.max_attempts):
-                trajectory = await self._play(admission.task, replace(first, attempt=attempt))
-                self._observe(trajectory)
+                if attempt in attempts:
+                    trajectory = attempts[attempt]
+                else:
+                    trajectory = await self._play(admission.task, replace(first, attempt=attempt))
+                    self._observe(admission.position, trajectory)
                 if trajectory.outcome is not Outcome.FAILED:
                     break
         finally:
@@ -160,24 +234,15 @@ class Orchestrator:
         if current is None or not current.cancelling():
             self._admit()
 
-    def _observe(self, trajectory: Trajectory) -> None:
+    def _observe(self, position: int, trajectory: Trajectory) -> None:
         count("episodes", outcome=trajectory.outcome.value)
-        self._on_trajectory(trajectory)
-        if trajectory.failure is None:
-            self._failures_in_a_row = 0
-            return
-        count("failed_episodes", kind=trajectory.failure.kind)
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= self._settings.max_failures_in_a_row:
-            raise RunStoppedError(
-                f"{self._failures_in_a_row} episodes failed in a row (max_failures_in_a_row); the last one, a failure "
-                f"of kind {trajectory.failure.kind!r}, said: {trajectory.failure.message}"
-            )
+        self._listener.ended(position, trajectory)
+        self._failures.observe(trajectory.failure)
 
     def _settle(self, group: Group) -> None:
         valid = len(group.valid) >= 2
         if not valid:
-            self._on_rejected(group)
+            self._listener.rejected(group)
         self._early[group.position] = group if valid else None
 
     def _in_order(self) -> Group | None:

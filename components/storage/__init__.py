@@ -34,6 +34,7 @@ from components.storage.folders import (
     upload_folder,
 )
 from components.storage.lines import LineLog, read_lines
+from components.storage.lock import sole_process
 from components.storage.place import ConflictError, Uri
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "read_text",
     "read_versioned",
     "size",
+    "sole_process",
     "upload",
     "upload_folder",
     "write_bytes",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from components.errors import ConfigError
-from components.storage.place import PARTIAL, ConflictError
+from components.storage.place import PARTIAL, ConflictError, LogEnd
 
 
 class Bucket:
@@ -52,27 +52,29 @@ class Bucket:
         with _google_errors(uri):
             _blob(uri).download_to_filename(target)
 
-    def append(self, uri: str, data: bytes) -> None:
-        log = _blob(uri)
-        if not log.exists():
-            self.write(uri, data, 0)
-            return
-        log.reload()
-        part = _blob(f"{uri}.{uuid.uuid4().hex}{PARTIAL}")
-        expected_size = log.size + len(data)
+    def open_log(self, uri: str) -> LogEnd:
+        """Where it ends. There is nothing to mend: an object is whole."""
+        bucket, name = _bucket_and_name(uri)
+        found = bucket.get_blob(name)
+        return (found.generation, found.size) if found else (0, 0)
+
+    def append(self, uri: str, data: bytes, end: LogEnd) -> LogEnd:
+        generation, size = end
+        if not generation:
+            return self.write(uri, data, 0), len(data)
+        log, part = _blob(uri), _blob(f"{uri}.{uuid.uuid4().hex}{PARTIAL}")
         part.upload_from_string(data)
         try:
             with _google_errors(uri):
-                log.compose([log, part], if_generation_match=log.generation)
+                log.compose([log, part], if_generation_match=generation)
         except ConflictError:
             log.reload()
-            if log.size != expected_size:  # otherwise the answer was lost and the second try found the first one's work
+            # Otherwise the answer was lost, and the second try found the first one's work.
+            if log.size != size + len(data):
                 raise
         finally:
             part.delete()
-
-    def mend_log(self, uri: str) -> None:
-        """Nothing to do: an object is whole."""
+        return log.generation, size + len(data)
 
     def size(self, uri: str) -> int | None:
         bucket, name = _bucket_and_name(uri)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.storage.place import PARTIAL, ConflictError
+from components.storage.place import PARTIAL, ConflictError, LogEnd
 
 
 class Disk:
@@ -45,18 +45,24 @@ class Disk:
     def download(self, uri: str, target: Path) -> None:
         shutil.copyfile(uri, target)
 
-    def append(self, uri: str, data: bytes) -> None:
+    def open_log(self, uri: str) -> LogEnd:
+        path = Path(uri)
+        if not path.is_file():
+            return 0, 0
+        if not (text := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
+        return 0, path.stat().st_size
+
+    def append(self, uri: str, data: bytes, end: LogEnd) -> LogEnd:
         path = Path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            if file.tell() != end[1]:
+                raise ConflictError(f"{uri} has {file.tell()} bytes, not {end[1]}: somebody else writes it")
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-
-    def mend_log(self, uri: str) -> None:
-        path = Path(uri)
-        if path.is_file() and not (text := path.read_bytes()).endswith(b"\n"):
-            os.truncate(path, text.rfind(b"\n") + 1)
+        return 0, end[1] + len(data)
 
     def size(self, uri: str) -> int | None:
         path = Path(uri)

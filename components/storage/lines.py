@@ -16,13 +16,14 @@ def read_lines(uri: Uri) -> list[str]:
 class LineLog:
     """A file that only grows, line by line, and has one writer.
 
-    A line is safe when `sync` has returned. Opening a log again removes a last line that a crash has cut.
+    A line is safe when `sync` has returned. Opening a log again removes a last line that a crash has cut. Where two
+    write one log, the one that finds a line of the other at its end is told, and writes nothing.
     """
 
     def __init__(self, uri: Uri) -> None:
         self.uri = str(uri)
         self._place = place_of(uri)
-        self._place.mend_log(self.uri)
+        self._end = self._place.open_log(self.uri)
         self._pending: list[bytes] = []
 
     def append(self, line: str) -> None:
@@ -32,7 +33,7 @@ class LineLog:
         self._pending.append(line.encode() + b"\n")
 
     def sync(self) -> None:
-        """Write the lines that are pending. Raises ConflictError where another writer is found (on GCS)."""
+        """Write the lines that are pending. Raises ConflictError where another writer is found."""
         if self._pending:
-            self._place.append(self.uri, b"".join(self._pending))
+            self._end = self._place.append(self.uri, b"".join(self._pending), self._end)
             self._pending.clear()

@@ -1,4 +1,4 @@
-"""Every generated token -> its fate.
+"""Every generated token -> its fate, by the policy version that sampled it.
 
     generated = trained + stale + filtered + failed + surplus + in flight
 
@@ -7,13 +7,14 @@ decided, and what lies between is held per episode. `check` raises when they dis
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 from components.errors import HeadraceError
 from components.types import SequenceId, Trajectory
 
-_Episode = tuple[str, int, int, int]
+Episode = tuple[str, int, int, int]
+"""Task id, epoch, member, attempt."""
 
 
 class Fate(StrEnum):
@@ -31,49 +32,84 @@ class Fate(StrEnum):
 
 
 class Ledger:
-    """Counts tokens by fate. Not thread-safe: it belongs to the event loop."""
+    """Counts tokens by fate and version. Not thread-safe: it belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._generated = 0
-        self._settled: Counter[Fate] = Counter()
-        self._in_flight: Counter[_Episode] = Counter()
+        self._generated: Counter[int] = Counter()
+        self._settled: Counter[tuple[int, Fate]] = Counter()
+        self._in_flight: dict[Episode, Counter[int]] = {}
 
-    def sampled(self, sequence: SequenceId, tokens: int) -> None:
-        """`tokens` were sampled in a turn of this episode."""
-        self._generated += tokens
-        self._in_flight[(sequence.task_id, sequence.epoch, sequence.member, sequence.attempt)] += tokens
+    def sampled(self, sequence: SequenceId, versions: Sequence[int]) -> None:
+        """A turn of this episode was sampled: one version per token."""
+        counted = Counter(versions)
+        self._generated += counted
+        self._in_flight.setdefault(_episode(sequence), Counter()).update(counted)
 
     def settle(self, trajectory: Trajectory, fate: Fate) -> None:
         """The fate of all tokens of this trajectory is decided, once."""
-        episode = (trajectory.task.id, trajectory.epoch, trajectory.member, trajectory.attempt)
-        held = self._in_flight.pop(episode, 0)
-        if held != trajectory.generated_tokens:
+        episode = episode_of(trajectory)
+        held = self._in_flight.pop(episode, Counter())
+        if held.total() != trajectory.generated_tokens:
             raise HeadraceError(
                 f"token ledger: the trajectory of task {episode[0]!r} (epoch, member, attempt {episode[1:]}) holds "
-                f"{trajectory.generated_tokens} tokens and {held} are in flight for it; "
+                f"{trajectory.generated_tokens} tokens and {held.total()} are in flight for it; "
                 "it was settled twice, or tokens were sampled unseen"
             )
-        self._settled[fate] += held
+        self._add(held, fate)
 
-    def abandon(self) -> None:
-        """What is still in flight will never be trained on: the run ends, or was killed."""
-        self._settled[Fate.SURPLUS] += self._in_flight.total()
-        self._in_flight.clear()
+    def abandon(self, *, task: tuple[str, int] | None = None, kept: Collection[Episode] = ()) -> None:
+        """What is in flight will never be trained on, and is surplus: the run ends, was killed, or closed a group.
+
+        `task` (id and epoch) narrows it to one group's episodes; those in `kept` stay in flight.
+        """
+        gone = [each for each in self._in_flight if each not in kept and (task is None or each[:2] == task)]
+        for episode in gone:
+            self._add(self._in_flight.pop(episode), Fate.SURPLUS)
 
     def tokens(self) -> dict[str, int]:
         """Tokens by fate, plus `generated` and `in_flight`."""
-        fates = {fate.value: self._settled[fate] for fate in Fate}
-        return {"generated": self._generated, **fates, "in_flight": self._in_flight.total()}
+        fates = {fate.value: 0 for fate in Fate}
+        for (_, fate), amount in self._settled.items():
+            fates[fate.value] += amount
+        return {"generated": self._generated.total(), **fates, "in_flight": self._total_in_flight().total()}
+
+    def by_version(self) -> dict[int, dict[str, int]]:
+        """The same account for each policy version that sampled a token, by version."""
+        in_flight = self._total_in_flight()
+        return {
+            version: {
+                "generated": self._generated[version],
+                **{fate.value: self._settled[version, fate] for fate in Fate},
+                "in_flight": in_flight[version],
+            }
+            for version in sorted(self._generated)
+        }
 
     def check(self) -> None:
-        """Raise when the two sides of the account differ."""
-        counted = self._settled.total() + self._in_flight.total()
-        if counted != self._generated:
-            raise HeadraceError(f"token ledger: {self._generated} tokens were generated and {counted} accounted for")
+        """Raise when the two sides of the account differ, for any version."""
+        for version, tokens in self.by_version().items():
+            counted = sum(tokens.values()) - tokens["generated"]
+            if counted != tokens["generated"]:
+                raise HeadraceError(
+                    f"token ledger: version {version} generated {tokens['generated']} tokens and {counted} are "
+                    f"accounted for: {tokens}"
+                )
 
-    def restore(self, tokens: Mapping[str, int]) -> None:
-        """Take over a checkpoint's `tokens()`. What was in flight then died with the process, and is surplus."""
-        self._generated = tokens["generated"]
-        self._settled = Counter({fate: tokens[fate.value] for fate in Fate})
-        self._settled[Fate.SURPLUS] += tokens["in_flight"]
-        self._in_flight.clear()
+    def _add(self, amounts: Counter[int], fate: Fate) -> None:
+        for version, amount in amounts.items():
+            self._settled[version, fate] += amount
+
+    def _total_in_flight(self) -> Counter[int]:
+        total: Counter[int] = Counter()
+        for amounts in self._in_flight.values():
+            total.update(amounts)
+        return total
+
+
+def episode_of(trajectory: Trajectory) -> Episode:
+    """The episode that a trajectory is the record of."""
+    return (trajectory.task.id, trajectory.epoch, trajectory.member, trajectory.attempt)
+
+
+def _episode(sequence: SequenceId) -> Episode:
+    return (sequence.task_id, sequence.epoch, sequence.member, sequence.attempt)

@@ -1,26 +1,43 @@
 """Groups of trajectories, as they come -> optimizer steps, each proven, published and written down.
 
 The loop lives on the event loop and does no work itself: gradients, proofs and checkpoints run on one worker thread, so
-that tools are answered while the trainer computes. Everything it knows beyond the train state fits a checkpoint.
+that tools are answered while the trainer computes. Whatever happens becomes an event of the run's history and a line of
+its journal, in the moment in which it happens: from these a killed run is gone on with.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from components.errors import RunStoppedError
 from components.rollout.cursor import TaskCursor
-from components.rollout.orchestrator import Orchestrator, RolloutConfig
+from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig
 from components.rollout.session import Session
 from components.telemetry.clock import BUSY, RoleClock, difference
 from components.telemetry.progress import say
 from components.telemetry.spans import span
+from components.training.history import (
+    Closed,
+    Consumed,
+    Ended,
+    Event,
+    History,
+    Member,
+    Opened,
+    Rejected,
+    Resumed,
+    Sampled,
+    Stepped,
+    member_of,
+)
+from components.training.journal_lines import version_runs
 from components.training.learner import Learner
-from components.training.ledger import Fate, Ledger
 from components.training.records import RunRecords, episode_numbers, version_numbers
-from components.training.weight_sync import SyncProof, WeightSync
+from components.training.update import TrainState
+from components.training.weight_sync import SyncProof, WeightSync, fingerprint
 from components.types import Completion, Group, Outcome, Policy, SequenceId, Task, Trajectory
 
 WAITING = "waiting for rollouts"
@@ -31,24 +48,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass
-class Progress:
-    """What a checkpoint holds beside the train state: optimizer steps made, the account, and what has been consumed.
+@runtime_checkable
+class Recorder(Protocol):
+    """Where events go; see `training/journal.py`."""
 
-    `consumed` are positions of tasks that were trained on (or given up) although an earlier one, `position`, was not.
-    """
+    def append(self, event: Event) -> None:
+        """Add one. Does not wait."""
+        ...
 
-    version: int = 0
-    position: int = 0
-    consumed: set[int] = field(default_factory=set)
-    ledger: Ledger = field(default_factory=Ledger)
 
-    def consume(self, group: Group) -> None:
-        """The group will not be played again."""
-        self.consumed.add(group.position)
-        while self.position in self.consumed:
-            self.consumed.remove(self.position)
-            self.position += 1
+def begin(history: History, journal: Recorder, opening: Opened) -> None:
+    """Write down that a run begins, or that another process goes on with it."""
+    event = Resumed(history.version) if history.events else opening
+    if history.events:
+        say(f"resumed after step {history.version}; {len(history.unsettled)} groups are partly or wholly played")
+    history.apply(event)
+    journal.append(event)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long a run is, and how often it saves. `grace_seconds` is the time that a checkpoint has after a stop."""
+
+    steps: int
+    checkpoint_every: int
+    grace_seconds: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +85,14 @@ class _Reading:
     tokens: dict[str, int]
 
 
-class TrainingLoop:
-    """One run of optimizer steps, from `progress.version` to `steps`.
+Save = Callable[[int, TrainState, Mapping[str, Any]], None]
 
-    `save` writes a checkpoint; it is called on the worker thread every `checkpoint_every` steps and after the last.
+
+class TrainingLoop:
+    """One run of optimizer steps, from `history.version` to `schedule.steps`.
+
+    `save` writes a checkpoint of a step, a state and the history's facts; it is called on the worker thread, every
+    `checkpoint_every` steps, after the last, and when the run is stopped.
     """
 
     def __init__(
@@ -74,15 +102,15 @@ class TrainingLoop:
         learner: Learner,
         sync: WeightSync,
         cursor: TaskCursor,
-        progress: Progress,
+        history: History,
+        journal: Recorder,
         records: RunRecords,
         *,
         rollout: RolloutConfig,
-        steps: int,
-        checkpoint_every: int,
-        save: Callable[[Progress], None],
+        schedule: Schedule,
+        save: Save,
     ) -> None:
-        self.progress = progress
+        self.history = history
         self.clock = RoleClock("trainer")
         self.proofs: list[SyncProof] = []
         self._session = session
@@ -90,71 +118,155 @@ class TrainingLoop:
         self._learner = learner
         self._sync = sync
         self._cursor = cursor
+        self._journal = journal
         self._records = records
         self._rollout = rollout
-        self._steps = steps
-        self._checkpoint_every = checkpoint_every
+        self._schedule = schedule
         self._save = save
+        self._saved = history.version
+        self._stop = asyncio.Event()
+        self._stop_reason = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
 
     async def run(self) -> None:
-        """Make the steps. Leaves nothing in flight, and no thread, however it ends."""
+        """Make the steps. Leaves nothing in flight, and no thread, however it ends.
+
+        Raises RunStoppedError when `stop` was called before the last step.
+        """
         try:
             await self._prove_start()
             async with self._orchestrator() as orchestrator:
-                while self.progress.version < self._steps:
-                    await self._step(orchestrator)
+                await self._until_stopped(orchestrator)
         finally:
-            self.progress.ledger.abandon()
-            self._worker.shutdown()
+            self.history.ledger.abandon()
+            # After a stop that outlasted the grace period, nobody waits for what is still being computed.
+            self._worker.shutdown(wait=not self._stop.is_set(), cancel_futures=True)
+        if self.history.version < self._schedule.steps:
+            raise RunStoppedError(
+                f"{self._stop_reason}: stopped after step {self.history.version} of {self._schedule.steps}; nothing is "
+                "lost, and the same command goes on from here"
+            )
+
+    def stop(self, reason: str) -> None:
+        """End at the next moment between two pieces of work. Called on the event loop."""
+        self._stop_reason = reason
+        self._stop.set()
 
     def _orchestrator(self) -> Orchestrator:
         return Orchestrator(
             self._play,
             self._cursor,
             self._rollout,
-            version=self.progress.version,
-            last_version=self._steps,
-            on_trajectory=self._on_trajectory,
-            on_rejected=self._on_rejected,
+            version=self.history.version,
+            last_version=self._schedule.steps,
+            listener=Listener(ended=self._on_ended, closed=self._on_closed, rejected=self._on_rejected),
+            recovered=self.history.unsettled,
         )
 
     async def _prove_start(self) -> None:
         """The adapter that the run starts from is proven like every later one."""
         with self.clock.during(SYNC):
-            proof = await self._work(self._sync.publish, self._learner.state.adapter, self.progress.version)
+            proof = await self._work(self._sync.publish, self._learner.state.adapter, self.history.version)
         self.proofs.append(proof)
 
-    async def _step(self, orchestrator: Orchestrator) -> None:
+    async def _until_stopped(self, orchestrator: Orchestrator) -> None:
+        """Make steps to the end, or until `stop`: then what is being computed is finished, within the grace period."""
+        steps = asyncio.ensure_future(self._steps(orchestrator))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait((steps, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not steps.done():
+                say(f"{self._stop_reason}: saving what is done, up to step {self.history.version}")
+                deadline = time.monotonic() + self._schedule.grace_seconds
+                await asyncio.wait((steps,), timeout=self._schedule.grace_seconds)
+                await self._save_within(deadline - time.monotonic(), idle=steps.done())
+            if steps.done():
+                steps.result()
+        finally:
+            stopped.cancel()
+            steps.cancel()
+
+    async def _save_within(self, seconds: float, *, idle: bool) -> None:
+        """A checkpoint only shortens the next start: whatever it would hold can be computed again from the journal."""
+        if self._saved == self.history.version:
+            return
+        try:
+            if not idle:
+                raise TimeoutError
+            await asyncio.wait_for(self._checkpoint(), seconds)
+        except TimeoutError:
+            say(f"no checkpoint within {self._schedule.grace_seconds:g} s; the next start computes from the journal")
+
+    async def _steps(self, orchestrator: Orchestrator) -> None:
         before = self._reading()
-        groups = await self._consume(orchestrator)
-        learned = await self._work(self._learner.finish)
-        self.progress.version += 1
+        while self.history.version < self._schedule.steps and not self._stop.is_set():
+            groups = await self._consume(orchestrator)
+            if len(groups) < self._rollout.tasks_per_step:
+                return
+            learned = await self._work(self._learner.finish)
+            # Written down before it serves, so that no token of this version is recorded before the version is.
+            self._record(Stepped(self.history.version + 1, await self._work(fingerprint, self._learner.state.adapter)))
+            proof = await self._publish(orchestrator)
+            after = self._reading()
+            self._write_down(learned | self._numbers(groups, proof, before, after), groups)
+            before = after
+            step = self.history.version
+            if step % self._schedule.checkpoint_every == 0 or step == self._schedule.steps:
+                await self._checkpoint()
+
+    async def _publish(self, orchestrator: Orchestrator) -> SyncProof:
+        """Prove the present version and serve it; the next tasks may start."""
         with self.clock.during(SYNC):
-            proof = await self._work(self._sync.publish, self._learner.state.adapter, self.progress.version)
+            proof = await self._work(self._sync.publish, self._learner.state.adapter, self.history.version)
         self.proofs.append(proof)
-        orchestrator.advance(self.progress.version)
-        self.progress.ledger.check()
-        step = self.progress.version
-        if step % self._checkpoint_every == 0 or step == self._steps:
-            with self.clock.during(CHECKPOINT):
-                await self._work(self._save, self.progress)
-        numbers = learned | self._numbers(groups, proof, before, self._reading())
-        self._records.step(step, numbers, groups)
-        say(_line(step, self._steps, numbers))
+        orchestrator.advance(self.history.version)
+        self.history.ledger.check()
+        return proof
+
+    async def _checkpoint(self) -> None:
+        with self.clock.during(CHECKPOINT):
+            version, facts = self.history.version, self.history.facts()
+            await self._work(self._save, version, self._learner.state, facts)
+            self._saved = version
 
     async def _consume(self, orchestrator: Orchestrator) -> list[Group]:
-        """Turn the groups of one optimizer step into gradients, each as it arrives."""
+        """Turn the groups of one optimizer step into gradients, each as it arrives. Fewer come back after a stop."""
         groups: list[Group] = []
         while len(groups) < self._rollout.tasks_per_step:
-            self.clock.switch(WAITING)
-            group = await anext(orchestrator)
-            self.clock.switch(BUSY)
+            group = await self._next(orchestrator)
+            if group is None:
+                break
+            stale = self._stale(group)
+            group = _without(group, stale)
+            if len(group.valid) < 2:
+                self._record(Rejected(group.position, stale))
+                orchestrator.replace()
+                continue
             fate = await self._work(self._learner.add, group)
-            self._settle(group.valid, fate)
-            self.progress.consume(group)
+            members = tuple(member_of(trajectory) for trajectory in group.valid)
+            self._record(Consumed(group.position, members, fate, stale))
             groups.append(group)
         return groups
+
+    async def _next(self, orchestrator: Orchestrator) -> Group | None:
+        """The next group, or None when the run is stopped first."""
+        group = asyncio.ensure_future(anext(orchestrator))
+        stopped = asyncio.ensure_future(self._stop.wait())
+        self.clock.switch(WAITING)
+        await asyncio.wait((group, stopped), return_when=asyncio.FIRST_COMPLETED)
+        self.clock.switch(BUSY)
+        stopped.cancel()
+        if group.done():
+            return group.result()
+        group.cancel()
+        return None
+
+    def _stale(self, group: Group) -> tuple[Member, ...]:
+        """Members that the recipe calls too old to be trained on."""
+        bound = self._rollout.drop_older_than
+        if bound is None:
+            return ()
+        return tuple(member_of(each) for each in group.valid if self.history.version - each.oldest_version > bound)
 
     async def _play(self, task: Task, sequence: SequenceId) -> Trajectory:
         with span("episode", task=task.id, member=sequence.member):
@@ -162,30 +274,37 @@ class TrainingLoop:
 
     async def _counted_policy(self, prompt_ids: Sequence[int], *, sequence: SequenceId, max_tokens: int) -> Completion:
         completion = await self._policy(prompt_ids, sequence=sequence, max_tokens=max_tokens)
-        self.progress.ledger.sampled(sequence, len(completion.token_ids))
+        self._record(Sampled(sequence, version_runs(completion.versions)))
         return completion
 
-    def _on_trajectory(self, trajectory: Trajectory) -> None:
+    def _on_ended(self, position: int, trajectory: Trajectory) -> None:
+        self._record(Ended(position, trajectory))
         if trajectory.outcome is Outcome.FAILED:
-            self.progress.ledger.settle(trajectory, Fate.FAILED)
             self._records.failed(trajectory)
 
-    def _on_rejected(self, group: Group) -> None:
-        self._settle(group.valid, Fate.FILTERED)
-        self.progress.consume(group)
+    def _on_closed(self, position: int, task: Task, epoch: int) -> None:
+        self._record(Closed(position, task.id, epoch))
 
-    def _settle(self, trajectories: Sequence[Trajectory], fate: Fate) -> None:
-        for trajectory in trajectories:
-            self.progress.ledger.settle(trajectory, fate)
+    def _on_rejected(self, group: Group) -> None:
+        self._record(Rejected(group.position))
+
+    def _record(self, event: Event) -> None:
+        self.history.apply(event)
+        self._journal.append(event)
+
+    def _write_down(self, numbers: dict[str, Any], groups: Sequence[Group]) -> None:
+        step = self.history.version
+        self._records.step(step, numbers, groups)
+        say(_line(step, self._schedule.steps, numbers))
 
     def _reading(self) -> _Reading:
         engine = self._session.engine.statistics()
-        return _Reading(time.perf_counter(), self.clock.totals(), engine.seconds, self.progress.ledger.tokens())
+        return _Reading(time.perf_counter(), self.clock.totals(), engine.seconds, self.history.ledger.tokens())
 
     def _numbers(self, groups: list[Group], proof: SyncProof, before: _Reading, after: _Reading) -> dict[str, Any]:
         return {
             **episode_numbers([member for group in groups for member in group.trajectories]),
-            **version_numbers(groups, self.progress.version - 1),
+            **version_numbers(groups, self.history.version - 1),
             # What is in flight is a level; the others are what this step added.
             "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
             "tokens_generated_so_far": after.tokens["generated"],
@@ -200,6 +319,13 @@ class TrainingLoop:
     async def _work(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
         assert not keywords, "run_in_executor takes none"
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+
+def _without(group: Group, members: Sequence[Member]) -> Group:
+    if not members:
+        return group
+    kept = tuple(each for each in group.trajectories if member_of(each) not in members)
+    return Group(group.task, kept, position=group.position, epoch=group.epoch)
 
 
 def _line(step: int, steps: int, numbers: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.errors import ConfigError, RunStoppedError
 from components.rollout.cursor import TaskCursor
-from components.rollout.orchestrator import Orchestrator, RolloutConfig, play_all
+from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig, play_all
 from components.types import Completion, Failure, FinishReason, Outcome, SequenceId, Task, Trajectory, Turn
 
 TASKS = [Task(id=name, prompt="the same text") for name in "abcdefgh"]
@@ -135,7 +135,7 @@ def test_a_failed_episode_is_tried_again_and_every_attempt_is_seen():
         return trajectory(task, sequence, failed=sequence.member == 0 and sequence.attempt == 0)
 
     config = RolloutConfig(group_size=2, tasks_per_step=1, max_attempts=2)
-    (group,) = collect(play, config, steps=1, on_trajectory=seen.append)
+    (group,) = collect(play, config, steps=1, listener=Listener(ended=lambda position, ended: seen.append(ended)))
     assert [member.attempt for member in group.trajectories] == [1, 0]
     assert len(seen) == 3
 
@@ -148,7 +148,7 @@ def test_a_group_without_two_valid_members_trains_nothing_and_another_takes_its_
         return trajectory(task, sequence, failed=task.id == broken and sequence.member > 0)
 
     config = RolloutConfig(group_size=3, tasks_per_step=2, max_attempts=1)
-    groups = collect(play, config, steps=1, on_rejected=rejected.append)
+    groups = collect(play, config, steps=1, listener=Listener(rejected=rejected.append))
     assert len(groups) == 2
     assert [group.task.id for group in rejected] == [broken]
     assert broken not in {group.task.id for group in groups}

@@ -1,0 +1,35 @@
+"""SIGTERM, Ctrl-C, or the end of the process that started this one -> a training loop that stops at a good moment."""
+
+import asyncio
+import os
+import signal
+import threading
+
+from components.training.loop import TrainingLoop
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_SECONDS = 0.5
+
+
+async def run_until_interrupted(loop: TrainingLoop) -> None:
+    """Run the loop; raises RunStoppedError where it was told to stop, and what `TrainingLoop.run` raises."""
+    running = asyncio.get_running_loop()
+    # Python gives signals to the main thread only.
+    handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    for number in handled:
+        running.add_signal_handler(number, loop.stop, number.name)
+    watch = asyncio.create_task(_watch_parent(loop), name="watch the parent process")
+    try:
+        await loop.run()
+    finally:
+        watch.cancel()
+        for number in handled:
+            running.remove_signal_handler(number)
+
+
+async def _watch_parent(loop: TrainingLoop) -> None:
+    """A step whose launcher was killed would go on unseen, and hold the run folder against whoever resumes it."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        await asyncio.sleep(_LOOK_SECONDS)
+    loop.stop("the process that started this one is gone")
