@@ -1,6 +1,7 @@
 """Requests in, completions out, one step of the device at a time. Single-threaded: `engine.py` gives it a thread."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -11,14 +12,14 @@ from pydantic import Field
 from components.config import config
 from components.engine import decode
 from components.engine.sampling import SamplingConfig, sequence_key
-from components.engine.scheduler import Copy, Prefill, Request, Scheduler, Slot
+from components.engine.scheduler import Copy, Prefill, Request, Scheduler, Slot, episode_of
 from components.engine.stopping import DecodeText, tokens_until_stop
 from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.lora import Adapter
 from components.telemetry.spans import count, span
-from components.types import Completion, FinishReason
+from components.types import Completion, FinishReason, SequenceId
 
 
 @config
@@ -26,22 +27,30 @@ class EngineConfig:
     """How much the engine holds at once, and how it shares its time.
 
     `slots` sequences of `capacity` tokens each, prompt and completion together, have keys and values in memory, as
-    `cache_dtype`. Every dispatch runs `decode_steps` steps for all slots: more of them cost less overhead per token
-    and make a new request, a swap and a stop string wait longer. Prompts are prefilled in pieces of `prefill_chunk`
-    tokens, one between two dispatches while most slots decode. `kv_on_update` says what happens to the cache when
-    weights are swapped: running episodes go on with it, or it is computed again with the new weights.
+    `cache_dtype`. At most `rows` of them (None: all) decode at once; what is more keeps the contexts of episodes that
+    wait for their tools. A dispatch runs `decode_steps` steps: more of them cost less overhead per token and make a new
+    request, a swap and a stop string wait longer. Prompts are prefilled in pieces of `prefill_chunk` tokens, one
+    between two dispatches while most rows decode. `kv_on_update` says what happens to the cache when weights are
+    swapped: running episodes go on with it, or it is computed again with the new weights.
+
+    `patience` seconds at most a request is held while the trainer has work, so that more of them start together:
+    decoding few rows costs nearly as much as decoding many, and on a shared device the trainer pays for it.
     """
 
     slots: Annotated[int, Field(ge=1)] = 8
+    rows: Annotated[int, Field(ge=1)] | None = None
     capacity: Annotated[int, Field(ge=2)] = 1024
     decode_steps: Annotated[int, Field(ge=1)] = 4
     prefill_chunk: Annotated[int, Field(ge=16)] = 256
     kv_on_update: Literal["keep", "recompute"] = "keep"
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     def __post_init__(self) -> None:
         if self.prefill_chunk & (self.prefill_chunk - 1):
             raise ValueError(f"prefill_chunk must be a power of two, as pieces are padded to one: {self.prefill_chunk}")
+        if self.rows is not None and self.rows > self.slots:
+            raise ValueError(f"rows ({self.rows}) must not exceed slots ({self.slots}): each row decodes in a slot")
 
 
 @dataclass(slots=True)
@@ -69,15 +78,17 @@ class Core:
         stop_ids: tuple[int, ...],
         decode_text: DecodeText | None,
         version: int,
+        reproducible: bool,
     ) -> None:
         self.config = config
-        self.scheduler = Scheduler(config.slots, config.capacity, config.prefill_chunk)
+        self.scheduler = Scheduler(config.slots, config.capacity, config.prefill_chunk, config.rows)
         self.version = version
         self.generated_tokens = 0
         self.dispatches = 0
         self.swaps = 0
         self._architecture, self._base, self._adapter = architecture, base, adapter
         self._seed, self._stop_ids, self._decode_text = seed, stop_ids, decode_text
+        self._reproducible = reproducible
         self._cache = init_cache(architecture, config.slots, config.capacity, config.cache_dtype)
         self._jobs: dict[int, _Job] = {}
 
@@ -96,6 +107,10 @@ class Core:
         self._jobs.pop(request_id, None)
         self.scheduler.cancel(request_id)
 
+    def forget(self, sequence: SequenceId) -> None:
+        """The episode of this sequence is over."""
+        self.scheduler.forget(episode_of(sequence))
+
     def swap(self, adapter: Adapter | None, version: int) -> None:
         """Sample with another adapter from the next dispatch on."""
         self._adapter, self.version = adapter, version
@@ -103,8 +118,7 @@ class Core:
         self.swaps += 1
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Admit, prefill within the budget, decode once. Returns the completions that this ended, by request id."""
-        self.scheduler.admit()
+        """Prefill within the budget, decode once. Returns the completions that this ended, by request id."""
         self._prefill()
         ready = self.scheduler.ready()
         return self._decode(ready) if ready else []
@@ -131,13 +145,14 @@ class Core:
             jax.block_until_ready(self._cache.keys[0])
 
     def _decode(self, ready: list[Slot]) -> list[tuple[int, Completion]]:
+        rows, places = self._rows(ready)
         with span("decode", rows=len(ready)):
             self._cache, *results = decode.decode(
                 self._architecture,
                 self._base,
                 self._adapter,
                 self._cache,
-                self._rows(ready),
+                rows,
                 steps=self.config.decode_steps,
                 stop_ids=self._stop_ids,
                 truncated=any(self._job(slot).sampling.truncated for slot in ready),
@@ -145,22 +160,32 @@ class Core:
             tokens, logprobs, counts = jax.device_get(results)
         self.dispatches += 1
         completions = []
-        for slot in ready:
-            mine = slice(counts[slot.index]), slot.index
+        for place, slot in zip(places, ready, strict=True):
+            mine = slice(counts[place]), place
             completion = self._take(slot, tokens[mine].tolist(), logprobs[mine].tolist())
             if completion is not None:
                 completions.append(completion)
         return completions
 
-    def _rows(self, ready: list[Slot]) -> decode.DecodeRows:
-        rows = decode.DecodeRows.at_rest(self.config.slots)
-        for slot in ready:
+    def _rows(self, ready: list[Slot]) -> tuple[decode.DecodeRows, Sequence[int]]:
+        """What the next dispatch runs, and the row of each slot in it."""
+        size = self._batch_size(len(ready))
+        whole = size == self.config.slots
+        places = [slot.index for slot in ready] if whole else range(len(ready))
+        rows = decode.DecodeRows.at_rest(size, placed=not whole)
+        for row, slot in zip(places, ready, strict=True):
             job = self._job(slot)
-            rows.tokens[slot.index] = slot.tokens[-1]
-            rows.positions[slot.index] = slot.filled
-            rows.remaining[slot.index] = self.scheduler.limit(job.request) - slot.sampled
-            rows.sampling.set(slot.index, job.sampling, job.key)
-        return rows
+            rows.tokens[row] = slot.tokens[-1]
+            rows.positions[row] = slot.filled
+            rows.remaining[row] = self.scheduler.limit(job.request) - slot.sampled
+            rows.sampling.set(row, job.sampling, job.key)
+            if rows.slots is not None:
+                rows.slots[row] = slot.index
+        return rows, places
+
+    def _batch_size(self, ready: int) -> int:
+        """All rows, or just enough of them: the smallest power of two, since each size is a program of its own."""
+        return self.scheduler.rows if self._reproducible else min(decode.bucket(ready, 4), self.scheduler.rows)
 
     def _take(self, slot: Slot, tokens: list[int], logprobs: list[float]) -> tuple[int, Completion] | None:
         """Add what a dispatch has sampled for a slot. Tokens after a stop string go, and their log-probs with them."""

@@ -1,8 +1,8 @@
-"""(policy, cache, what each slot waits for) -> (cache, the next tokens): the jitted programs of the engine.
+"""(policy, cache, what each row waits for) -> (cache, the next tokens): the jitted programs of the engine.
 
-Three programs, each of few shapes: `prefill` per bucket of tokens, `copy` once, `decode` once (and once more when a row
-narrows its vocabulary). Every decode step runs all slots. A prompt's last token is fed by `decode`, so `prefill` needs
-no LM head and a first token is sampled by the same program as any other. The cache is donated to each of them.
+Three programs, each of few shapes: `prefill` per bucket of tokens, `copy` once, `decode` per number of rows (and once
+more when a row narrows its vocabulary). A prompt's last token is fed by `decode`, so `prefill` needs no LM head and a
+first token is sampled by the same program as any other. The cache is donated to each of them.
 """
 
 import functools
@@ -17,35 +17,39 @@ from jaxtyping import Array, Float, Int
 from components.engine.sampling import SamplingRows, sample
 from components.model.architecture import Architecture
 from components.model.base import Base
-from components.model.cache import Cache, copy_slot
+from components.model.cache import Cache, copy_slot, put_back, take_rows
 from components.model.decoder import forward_cached, logits
 from components.model.lora import Adapter
 
 
 class DecodeRows(NamedTuple):
-    """What each slot waits for: `tokens` at `positions` are fed next; a row with `remaining` 0 is at rest."""
+    """What each row waits for: `tokens` at `positions` are fed next; a row with `remaining` 0 is at rest.
 
-    tokens: Int[Array | np.ndarray, " slots"]
-    positions: Int[Array | np.ndarray, " slots"]
-    remaining: Int[Array | np.ndarray, " slots"]
+    Rows lie in the cache at `slots`, those at rest behind all others; where that is None, row i is slot i.
+    """
+
+    tokens: Int[Array | np.ndarray, " rows"]
+    positions: Int[Array | np.ndarray, " rows"]
+    remaining: Int[Array | np.ndarray, " rows"]
     sampling: SamplingRows
+    slots: Int[Array | np.ndarray, " rows"] | None
 
     @classmethod
-    def at_rest(cls, slots: int) -> "DecodeRows":
+    def at_rest(cls, rows: int, *, placed: bool = False) -> "DecodeRows":
         """Rows in host memory, to be set one by one."""
-        tokens, positions, remaining = (np.zeros(slots, np.int32) for _ in range(3))
-        return cls(tokens, positions, remaining, SamplingRows.empty(slots))
+        tokens, positions, remaining, slots = (np.zeros(rows, np.int32) for _ in range(4))
+        return cls(tokens, positions, remaining, SamplingRows.empty(rows), slots if placed else None)
 
 
 class _Loop(NamedTuple):
     step: Int[Array, ""]
     cache: Cache
-    tokens: Int[Array, " slots"]
-    positions: Int[Array, " slots"]
-    remaining: Int[Array, " slots"]
-    sampled: Int[Array, "steps slots"]
-    logprobs: Float[Array, "steps slots"]
-    counts: Int[Array, " slots"]
+    tokens: Int[Array, " rows"]
+    positions: Int[Array, " rows"]
+    remaining: Int[Array, " rows"]
+    sampled: Int[Array, "steps rows"]
+    logprobs: Float[Array, "steps rows"]
+    counts: Int[Array, " rows"]
 
 
 @functools.partial(
@@ -61,13 +65,13 @@ def decode(
     steps: int,
     stop_ids: tuple[int, ...],
     truncated: bool,
-) -> tuple[Cache, Int[Array, "steps slots"], Float[Array, "steps slots"], Int[Array, " slots"]]:
-    """Up to `steps` tokens for every slot, their log-probs, and how many of them count.
+) -> tuple[Cache, Int[Array, "steps rows"], Float[Array, "steps rows"], Int[Array, " rows"]]:
+    """Up to `steps` tokens for every row, their log-probs, and how many of them count.
 
     A row ends after a stop id or its last remaining token and is frozen from there on; when all have ended, so does
-    the loop.
+    the loop. Rows with slots are taken out of the cache once, and what is new in them goes back at the end.
     """
-    capacity, slots = cache.capacity, cache.slots
+    capacity = cache.capacity
 
     def body(loop: _Loop) -> _Loop:
         active = loop.remaining > 0
@@ -90,18 +94,28 @@ def decode(
             counts=loop.counts + active,
         )
 
-    start = _Loop(
+    slots = None if rows.slots is None else jnp.asarray(rows.slots)
+    start = _first(rows, cache if slots is None else take_rows(cache, slots), steps)
+    end = lax.while_loop(lambda loop: (loop.step < steps) & jnp.any(loop.remaining > 0), body, start)
+    filled = end.cache
+    if slots is not None:
+        live = jnp.sum(start.remaining > 0)
+        filled = put_back(cache, end.cache, slots, start.positions, live, length=steps)
+    return filled, end.sampled, end.logprobs, end.counts
+
+
+def _first(rows: DecodeRows, cache: Cache, steps: int) -> _Loop:
+    count = len(rows.tokens)
+    return _Loop(
         step=jnp.zeros((), jnp.int32),
         cache=cache,
         tokens=jnp.asarray(rows.tokens),
         positions=jnp.asarray(rows.positions),
         remaining=jnp.asarray(rows.remaining),
-        sampled=jnp.zeros((steps, slots), jnp.int32),
-        logprobs=jnp.zeros((steps, slots), jnp.float32),
-        counts=jnp.zeros(slots, jnp.int32),
+        sampled=jnp.zeros((steps, count), jnp.int32),
+        logprobs=jnp.zeros((steps, count), jnp.float32),
+        counts=jnp.zeros(count, jnp.int32),
     )
-    end = lax.while_loop(lambda loop: (loop.step < steps) & jnp.any(loop.remaining > 0), body, start)
-    return end.cache, end.sampled, end.logprobs, end.counts
 
 
 @functools.partial(jax.jit, static_argnames=("architecture",), donate_argnames=("cache",))

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,16 +39,22 @@ from components.telemetry.spans import span
 from components.types import Completion, SequenceId
 
 WAITING = "waiting for requests"
+HOLDING = "waiting for more requests"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
-    """Counts since the start, and the state of this moment. `seconds` is by state of the engine's clock."""
+    """Counts since the start, and the state of this moment. `seconds` is by state of the engine's clock.
+
+    `recomputed_tokens` are those of the prefilled ones that a later turn needed because its episode's slot had been
+    lent: what too few slots cost.
+    """
 
     version: int
     generated_tokens: int
     prefilled_tokens: int
     reused_tokens: int
+    recomputed_tokens: int
     decode_dispatches: int
     swaps: int
     compilations: int
@@ -98,11 +105,21 @@ class _Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class _Forget:
+    sequence: SequenceId
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Close:
     pass
 
 
-_Command = _Submit | _Cancel | _Swap | _Close
+_Command = _Submit | _Cancel | _Forget | _Swap | _Wake | _Close
 
 
 class Engine:
@@ -111,6 +128,10 @@ class Engine:
     `base` and `adapter` are shared with whoever else holds them and are never donated; a trainer that donates its
     adapter must hand a copy to `swap`. `stop_ids` end a completion and belong to it. `decode_text` turns tokens into
     text and is needed for stop strings. `seed` and a SequenceId are all that a draw depends on.
+
+    A `reproducible` engine decodes `rows` rows in every dispatch, however many of them are at rest, because sums differ
+    in their last bits between numbers of rows (in float32 on a CPU, one row from two and sixteen from twenty-four).
+    Without it, a dispatch costs what its live rows cost, and a sequence's log-probs waver in the last bits with them.
     """
 
     def __init__(
@@ -124,6 +145,7 @@ class Engine:
         stop_ids: Sequence[int] = (),
         decode_text: DecodeText | None = None,
         version: int = 0,
+        reproducible: bool = True,
     ) -> None:
         self.architecture, self.config = architecture, config
         self.clock = RoleClock("engine")
@@ -137,12 +159,15 @@ class Engine:
             stop_ids=tuple(stop_ids),
             decode_text=decode_text,
             version=version,
+            reproducible=reproducible,
         )
         self._compilations_before = decode.compilations()
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._waiters: dict[int, _Waiter] = {}
         self._request_ids = itertools.count()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._trainer_waits = True
+        self._held_since: float | None = None
         self._ended: BaseException | None = None
         self._lock = threading.Lock()  # held for moments: between looking whether the engine runs and queueing
 
@@ -189,6 +214,16 @@ class Engine:
         """Take a candidate to where this engine would serve it from, and tell what has arrived. Serving goes on."""
         return Held(adapter, make_manifest(adapter))
 
+    def trainer_waits(self, waits: bool) -> None:
+        """Tell the engine whether the trainer is out of work (as it is until told otherwise): nothing is held then."""
+        self._trainer_waits = waits
+        if waits:
+            self._commands.put(_Wake())
+
+    def forget(self, sequence: SequenceId) -> None:
+        """Tell the engine that the episode of this sequence is over, so that its slot is lent before any other."""
+        self._commands.put(_Forget(sequence))
+
     def score(self, adapter: Adapter | None, token_ids: Sequence[int]) -> Float[np.ndarray, " successors"]:
         """Log-probs at temperature 1 of token_ids[1:], computed by the engine's path with a candidate adapter.
 
@@ -216,6 +251,7 @@ class Engine:
             generated_tokens=core.generated_tokens,
             prefilled_tokens=core.scheduler.prefilled_tokens,
             reused_tokens=core.scheduler.reused_tokens,
+            recomputed_tokens=core.scheduler.recomputed_tokens,
             decode_dispatches=core.dispatches,
             swaps=core.swaps,
             compilations=decode.compilations() - self._compilations_before,
@@ -278,21 +314,41 @@ class Engine:
     def _serve(self) -> None:
         """Carry out commands as they come, and steps as long as there are requests."""
         while True:
-            while not self._commands.empty() or self._core.idle:
+            while not self._commands.empty() or not self._may_step():
                 command = self._next_command()
                 if isinstance(command, _Close):
                     return
-                self._carry_out(command)
+                if command is not None:
+                    self._carry_out(command)
+            if self._hold() == 0:
+                self._core.scheduler.admit()
             for request_id, completion in self._core.step():
                 self._waiters.pop(request_id).resolve(completion)
 
-    def _next_command(self) -> _Command:
+    def _may_step(self) -> bool:
+        return not self._core.idle and (bool(self._core.scheduler.live()) or self._hold() == 0)
+
+    def _hold(self) -> float:
+        """For how many seconds more the requests that wait are kept waiting; 0 when they may start."""
+        scheduler = self._core.scheduler
+        if self._trainer_waits or not scheduler.waiting or len(scheduler.waiting) >= scheduler.room:
+            self._held_since = None
+            return 0.0
+        now = time.perf_counter()
+        if self._held_since is None:
+            self._held_since = now
+        return max(0.0, self._held_since + self.config.patience - now)
+
+    def _next_command(self) -> _Command | None:
+        """The next command, as soon as there is one; None when requests have been held for long enough."""
         if not self._commands.empty():
             return self._commands.get()
-        with self.clock.during(WAITING):
-            return self._commands.get()
+        state, seconds = (WAITING, None) if self._core.idle else (HOLDING, self._hold())
+        with self.clock.during(state), contextlib.suppress(queue.Empty):
+            return self._commands.get(timeout=seconds)
+        return None
 
-    def _carry_out(self, command: _Submit | _Cancel | _Swap) -> None:
+    def _carry_out(self, command: _Submit | _Cancel | _Forget | _Swap | _Wake) -> None:
         self.clock.switch(BUSY)
         match command:
             case _Submit(request, sampling, waiter):
@@ -301,10 +357,14 @@ class Engine:
             case _Cancel(request_id):
                 self._waiters.pop(request_id, None)
                 self._core.cancel(request_id)
+            case _Forget(sequence):
+                self._core.forget(sequence)
             case _Swap(adapter, version, done):
                 with span("swap", version=version):
                     self._core.swap(adapter, version)
                 done.set_result(None)
+            case _Wake():
+                pass  # what it is for has happened: the thread looks again whether to hold
 
     def _accept_after_end(self, command: _Command, reason: BaseException) -> None:
         match command:

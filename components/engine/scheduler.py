@@ -4,8 +4,9 @@ A slot holds the context of one sequence: `tokens`, of which the first `filled` 
 last token of a context is never prefilled: the decode step feeds it and samples its successor. So a slot is ready to
 decode when `filled == len(tokens) - 1`, and a prompt that is already in another slot needs a copy and nothing else.
 
-A slot whose turn has ended is free and keeps its content until it is lent to another request, the least recently used
-one first. Two rules say what a request may take over from the cache:
+A slot whose turn has ended is free and keeps its content until it is lent to another request: those of episodes that
+are over first, then the least recently used. There may be more slots than sequences that decode at once, so that
+episodes find their slots again when their tools have answered. Two rules say what a request may take over:
 
 - A later turn of an episode finds its own slot and goes on from there, whatever weights filled it.
 - Anything else may share only what a fresh prefill with the current weights would give, bit for bit: `exact` tokens,
@@ -21,6 +22,11 @@ from components.types import SequenceId
 Episode = tuple[str, int, int, int]
 
 
+def episode_of(sequence: SequenceId) -> Episode:
+    """The episode that a turn belongs to."""
+    return (sequence.task_id, sequence.epoch, sequence.member, sequence.attempt)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One turn to sample: at most `max_tokens` tokens after `prompt_ids`. `id` is unique within an engine."""
@@ -33,7 +39,7 @@ class Request:
     @property
     def episode(self) -> Episode:
         """The episode that the turn belongs to."""
-        return (self.sequence.task_id, self.sequence.epoch, self.sequence.member, self.sequence.attempt)
+        return episode_of(self.sequence)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +55,7 @@ class Slot:
     request: Request | None = None
     last_used: int = 0
     chunks_served: int = 0
+    recomputes: bool = False
 
     @property
     def prefilling(self) -> bool:
@@ -84,19 +91,21 @@ class Prefill:
 
 
 class Scheduler:
-    """Assigns requests to slots, first come first served, and says what the device does next.
+    """Assigns requests to slots, `rows` at a time, first come first served, and says what the device does next.
 
     `next_work` hands out copies and prefills in an order that must be kept, each as a promise: the scheduler counts it
     as done. `prefill_chunk` tokens at most are prefilled in one piece, and pieces end at its multiples.
     """
 
-    def __init__(self, slots: int, capacity: int, prefill_chunk: int) -> None:
+    def __init__(self, slots: int, capacity: int, prefill_chunk: int, rows: int | None = None) -> None:
         self.slots = [Slot(index) for index in range(slots)]
+        self.rows = slots if rows is None else rows
         self.capacity = capacity
         self.prefill_chunk = prefill_chunk
         self.waiting: dict[int, Request] = {}
         self.prefilled_tokens = 0
         self.reused_tokens = 0
+        self.recomputed_tokens = 0
         self._weights = 0
         self._tick = 0
 
@@ -121,23 +130,28 @@ class Scheduler:
         """Slots that take part in the next decode step."""
         return [slot for slot in self.slots if slot.ready]
 
+    @property
+    def room(self) -> int:
+        """How many requests may start now."""
+        return self.rows - len(self.live())
+
     def limit(self, request: Request) -> int:
         """How many tokens the request may sample: its own limit, or what room the capacity leaves."""
         return min(request.max_tokens, self.capacity - len(request.prompt_ids))
 
     def admit(self) -> None:
         """Give free slots to waiting requests. A turn whose episode still has its slot takes it before others come."""
-        if not self.waiting or len(self.live()) == len(self.slots):
+        if not self.waiting or self.room == 0:
             return
         owned = {slot.episode: slot for slot in self.slots if slot.request is None}
         for request in [request for request in self.waiting.values() if request.sequence.turn > 0]:
-            own = owned.pop(request.episode, None)
-            if own is not None:
-                prompt = list(request.prompt_ids)
+            if request.episode in owned and self.room > 0:
+                own, prompt = owned.pop(request.episode), list(request.prompt_ids)
                 self._assign(request, own, _common_prefix(prompt, own.tokens, own.filled))
-        free = self._slots_to_lend()
+        free = self._slots_to_lend()[: self.room]
         for request, slot in zip(list(self.waiting.values()), free, strict=False):
             self._assign(request, slot, self._shareable(list(request.prompt_ids), slot, slot.exact))
+            slot.recomputes = request.sequence.turn > 0
 
     def prefill_budget(self) -> int:
         """How many tokens may be prefilled before the next decode step: one chunk, so that a long prompt does not hold
@@ -171,6 +185,12 @@ class Scheduler:
         slot.request = None
         slot.last_used = self._next_tick()
 
+    def forget(self, episode: Episode) -> None:
+        """The episode is over: its slot is the first to be lent."""
+        for slot in self.slots:
+            if slot.episode == episode:
+                slot.episode = None
+
     def swap(self, *, recompute: bool) -> None:
         """New weights from here on. With `recompute` the cache is forgotten, and live slots prefill again."""
         self._weights += 1
@@ -178,16 +198,14 @@ class Scheduler:
             slot.filled = slot.exact = slot.chunks_served = 0
 
     def _slots_to_lend(self) -> list[Slot]:
-        """Free slots, the least recently used first; those that a waiting turn could go on from come last."""
+        """Free slots: of no episode, then the least recently used; those that a waiting turn could go on from last."""
         awaited = {request.episode for request in self.waiting.values() if request.sequence.turn > 0}
         free = [slot for slot in self.slots if slot.request is None]
-        return sorted(free, key=lambda slot: (slot.episode in awaited, slot.last_used))
+        return sorted(free, key=lambda slot: (slot.episode in awaited, slot.episode is not None, slot.last_used))
 
     def _assign(self, request: Request, slot: Slot, kept: int) -> None:
         del self.waiting[request.id]
-        for other in self.slots:
-            if other.episode == request.episode:
-                other.episode = None
+        self.forget(request.episode)
         slot.request = request
         slot.episode = request.episode
         slot.tokens = list(request.prompt_ids)
@@ -195,6 +213,7 @@ class Scheduler:
         slot.exact = min(slot.exact, slot.filled)
         slot.last_used = self._next_tick()
         slot.chunks_served = 0
+        slot.recomputes = False
         self.reused_tokens += slot.filled
 
     def _best_source(self, slot: Slot) -> tuple[Slot | None, int]:
@@ -236,6 +255,7 @@ class Scheduler:
         slot.filled += length
         slot.chunks_served += 1
         self.prefilled_tokens += length
+        self.recomputed_tokens += length if slot.recomputes else 0
         return Prefill(slot.index, start, tuple(slot.tokens[start : start + length]))
 
     def _to_boundary(self, position: int) -> int:

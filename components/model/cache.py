@@ -8,6 +8,7 @@ from typing import no_type_check
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -49,6 +50,42 @@ def init_cache(architecture: Architecture, slots: int, capacity: int, dtype: DTy
 def copy_slot(cache: Cache, source: Int[Array, ""] | int, target: Int[Array, ""] | int) -> Cache:
     """The cache with the contents of slot `source` also in slot `target`."""
     return jax.tree.map(lambda buffer: buffer.at[target].set(buffer[source]), cache)
+
+
+def take_rows(cache: Cache, slots: Int[Array, " rows"]) -> Cache:
+    """A cache whose slots are copies of these, in this order."""
+    return jax.tree.map(lambda buffer: buffer[slots], cache)
+
+
+def put_back(
+    cache: Cache,
+    rows: Cache,
+    slots: Int[Array, " rows"],
+    starts: Int[Array, " rows"],
+    count: Int[Array, ""],
+    *,
+    length: int,
+) -> Cache:
+    """The cache with `length` positions of the first `count` rows, from `starts` on, put into `slots`.
+
+    Only what is new is moved: whole rows would take seven times as long for 8 positions of 192.
+    """
+    length = min(length, cache.capacity)
+
+    def move(buffer: Array, source: Array, row: Array, axis: int) -> Array:
+        # A start too close to the end is moved back, here and there alike: it takes along what is equal anyway.
+        place = [jnp.zeros((), jnp.int32)] * 4
+        place[axis] = starts[row]
+        shape = (1, *(length if each == axis else source.shape[each] for each in (1, 2, 3)))
+        piece = lax.dynamic_slice(source, [row, *place[1:]], shape)
+        return lax.dynamic_update_slice(buffer, piece, [slots[row], *place[1:]])
+
+    def put(row: Array, into: Cache) -> Cache:
+        keys = (move(buffer, source, row, 3) for buffer, source in zip(into.keys, rows.keys, strict=True))
+        values = (move(buffer, source, row, 2) for buffer, source in zip(into.values, rows.values, strict=True))
+        return Cache(keys=tuple(keys), values=tuple(values))
+
+    return lax.fori_loop(0, count, put, cache)
 
 
 def write(
