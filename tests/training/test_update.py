@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from components.algorithms.corrections import ImportanceRule, Proximal
 from components.algorithms.objective import Aggregation, Objective, ObjectiveConfig, mean_statistics
 from components.config import load
 from components.model.decoder import forward, logits
@@ -59,7 +60,13 @@ def whole_batch_loss(made: Objective, adapter, batch: tuple[Sample, ...]) -> jax
     logprobs, mask = table(adapter, batch), padded(batch, "completion_mask").astype(bool)
     advantages = np.array([sample.advantage for sample in batch])[:, None]
     ratio = jnp.exp(logprobs - padded(batch, "logprobs"))
-    losses = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+    if made.proximal is Proximal.BEHAVIOR:
+        losses = -jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+    elif made.importance_rule is ImportanceRule.TRUNCATE:
+        losses = -jax.lax.stop_gradient(jnp.minimum(ratio, 2.0)) * advantages * logprobs
+    else:
+        inside = (ratio >= 0.5) & (ratio <= 5.0)
+        losses = -jax.lax.stop_gradient(jnp.where(inside, ratio, 0.0)) * advantages * logprobs
     losses = losses + made.kl_coefficient * (logprobs - table(None, batch)) ** 2 / 2
     losses = jnp.where(mask, losses, 0.0)
     match made.aggregation:
@@ -83,13 +90,20 @@ def packed(batch: Sequence[Sample], rows: int, row_length: int, made: Objective 
 
 def streamed(made: Objective, batch: Sequence[Sample], rows: int, row_length: int):
     """(gradient, loss) of the whole batch, from micro-batches as a packer gives them."""
+    gradients, means = streamed_step(made, batch, rows, row_length)
+    return gradients, means["loss"]
+
+
+def streamed_step(made: Objective, batch: Sequence[Sample], rows: int, row_length: int):
+    """(gradient, mean statistics) of the whole batch, by a trainer at version 2."""
     gradients, sums = zero_gradients(ADAPTER), {}
     for microbatch in packed(batch, rows, row_length, made):
         reference = SCORE(BASE, None, microbatch) if made.needs_reference else None
-        gradients, statistics = accumulator(made)(BASE, ADAPTER, gradients, microbatch, reference)
+        gradients, statistics = accumulator(made)(BASE, ADAPTER, gradients, microbatch, reference, jnp.int32(2))
         sums = add_statistics(sums, statistics)
     denominator = sum(made.share(sum(sample.completion_mask)) for sample in batch)
-    return jax.tree.map(lambda leaf: leaf / denominator, gradients), float(sums["loss"]) / denominator
+    means = mean_statistics({key: float(value) for key, value in sums.items()}, denominator)
+    return jax.tree.map(lambda leaf: leaf / denominator, gradients), means
 
 
 def assert_close(found, wanted, rtol: float = 1e-5) -> None:
@@ -109,11 +123,49 @@ def test_streamed_accumulation_equals_the_whole_batch_for_any_split_and_packing(
         assert_close(gradients, wanted)
 
 
-def test_streamed_accumulation_equals_the_whole_batch_with_a_kl_term_and_in_any_order():
-    made, batch = objective("sequence_mean", kl_coefficient=0.3), tiny.samples()
+CORRECTIONS = {
+    "clipped": {},
+    "truncated": {"proximal": "current"},
+    "masked": {"proximal": "current", "importance_rule": "mask"},
+}
+SPLITS = [(3, 9), (1, 24)]  # rows and their length: a sample per row, several per row
+
+
+def of_mixed_versions(batch: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Every sample sampled by versions 0, 1, 2, 0, ... from token to token."""
+    return tuple(
+        dataclasses.replace(
+            sample,
+            versions=tuple(place % 3 if sampled else -1 for place, sampled in enumerate(sample.completion_mask)),
+        )
+        for sample in batch
+    )
+
+
+@pytest.mark.parametrize("correction", list(CORRECTIONS))
+@pytest.mark.parametrize("aggregation", list(Aggregation))
+def test_samples_that_arrive_in_any_order_and_split_give_the_gradient_of_the_whole_batch(aggregation, correction):
+    made = objective(aggregation.value, kl_coefficient=0.3, **CORRECTIONS[correction])
+    batch = of_mixed_versions(tiny.samples())
     wanted = jax.grad(whole_batch_loss, argnums=1)(made, ADAPTER, batch)
-    gradients, _ = streamed(made, batch[::-1], rows=3, row_length=9)
-    assert_close(gradients, wanted)
+    _, whole = streamed_step(made, batch, *SPLITS[0])
+    assert 0 < whole["clipped"] < 1
+    assert 0 < whole["same_version_share"] < 1
+    for seed, (rows, row_length) in enumerate(SPLITS):
+        order = np.random.default_rng(seed).permutation(len(batch))
+        gradients, means = streamed_step(made, [batch[number] for number in order], rows, row_length)
+        assert_close(gradients, wanted)
+        assert means == pytest.approx(whole, rel=1e-5)
+
+
+def test_the_largest_importance_weight_of_a_step_is_not_a_sum_over_its_micro_batches():
+    batch = tiny.samples()
+    mask = padded(batch, "completion_mask").astype(bool)
+    ratio = np.exp(np.asarray(table(ADAPTER, batch)) - padded(batch, "logprobs"))[mask]
+    for split in SPLITS:
+        _, means = streamed_step(objective(), batch, *split)
+        assert means["importance_weight_max"] == pytest.approx(ratio.max(), rel=1e-4)
+        assert means["effective_sample_size"] == pytest.approx(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
 
 
 def test_leaving_out_samples_without_gradient_changes_nothing_but_the_work():
