@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from components.environments import json_schema
+from components.environments.sizes import encodable
 from components.environments.tools import Tool, ToolResult, call_function
 from components.errors import ConfigError, DataError, HeadraceError, Problem
 from components.types import MalformedCall, Message, Role, Task, ToolCall
@@ -43,13 +44,16 @@ class ToolUse:
         )
 
 
+NO_TOOL_USE = ToolUse()
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What the policy reads next. `done` ends the episode. `tool_use` is of this step alone; the episode adds it up."""
 
     messages: tuple[Message, ...]
     done: bool = False
-    tool_use: ToolUse = ToolUse()
+    tool_use: ToolUse = NO_TOOL_USE
 
 
 @runtime_checkable
@@ -107,7 +111,9 @@ class ToolEnvironment(ABC):
     def grade(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
         """The reward of a final text. Not asked when the policy gave none: that is 0.
 
-        May be a coroutine; a plain function runs in a thread, so that one that hangs fails its own episode only.
+        May be a coroutine; a plain function runs in a thread, so that one that hangs fails its own episode only. The
+        thread cannot be stopped: what may loop for ever belongs into a process that can be killed,
+        `await shared_pool().grade(function, answer)` of grader_pool.py.
         """
 
     def opening(self, task: Task) -> tuple[Message, ...]:
@@ -144,11 +150,12 @@ class ToolEnvironment(ABC):
         """Run all calls of a message at the same time; replies in the order of the calls, malformed ones last."""
         started = time.perf_counter()
         results = await asyncio.gather(*(self._run_call(call) for call in message.tool_calls))
+        # JSON that a policy writes can spell a lone surrogate, in a name, too.
         replies = [
-            Message(Role.TOOL, result.text, name=call.name)
+            Message(Role.TOOL, encodable(result.text), name=encodable(call.name))
             for call, result in zip(message.tool_calls, results, strict=True)
         ]
-        replies += [Message(Role.TOOL, _refusal(call)) for call in message.malformed_calls]
+        replies += [Message(Role.TOOL, encodable(_refusal(call))) for call in message.malformed_calls]
         return replies, ToolUse(
             calls=len(results),
             errors=sum(result.is_error for result in results),

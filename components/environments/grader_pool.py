@@ -8,6 +8,7 @@ may hold JAX, whose threads do not survive a fork, and a worker must not import 
 import asyncio
 import atexit
 import functools
+import pickle
 import subprocess
 import sys
 import threading
@@ -62,17 +63,22 @@ class GraderPool:
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         name = f"grader {function.__module__}.{function.__qualname__}"
+        try:
+            # Before anything is sent: a worker that was told half of a call could not be used again.
+            to_load, to_call = pickle.dumps(function), pickle.dumps((arguments, self.timeout))
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            raise GraderFailedError(f"{name} or its arguments cannot be sent to a process: {error}") from error
         worker = self._worker()
         try:
             # Sent by itself first, so that the import of its module does not count.
-            self._ask(worker, function, _LOAD_SECONDS, f"{name} could not be loaded")
-            return self._ask(worker, (arguments, self.timeout), self.timeout, name)
+            self._ask(worker, to_load, _LOAD_SECONDS, f"{name} could not be loaded")
+            return self._ask(worker, to_call, self.timeout, name)
         except (EOFError, OSError) as error:
             self._drop(worker)
             raise GraderFailedError(f"{name} took its process down (exit code {worker.process.returncode})") from error
 
-    def _ask(self, worker: "_Worker", message: object, timeout: float, name: str) -> Any:
-        worker.link.send(message)
+    def _ask(self, worker: "_Worker", message: bytes, timeout: float, name: str) -> Any:
+        worker.link.send_bytes(message)
         if not worker.link.poll(timeout):
             self._drop(worker)
             raise GraderFailedError(f"{name} timed out after {timeout:g} seconds")

@@ -3,9 +3,12 @@
 Started by grader_pool.py as a file, so that it imports nothing but the standard library and what the graders need.
 """
 
+import pickle
 import signal
 import sys
 from multiprocessing.connection import Connection
+
+MAX_ANSWER = 1_000_000  # bytes
 
 
 def serve(link: Connection) -> None:
@@ -29,16 +32,20 @@ def serve(link: Connection) -> None:
         try:
             answer = (True, function(*arguments))
         except Exception as error:  # A grader's fault is an answer, too.
-            answer = (False, f"{type(error).__name__}: {error}")
+            answer = (False, f"{type(error).__name__}: {str(error)[:2000]}")
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(link, answer)
 
 
 def _send(link: Connection, answer: tuple[bool, object]) -> None:
     try:
-        link.send(answer)
-    except (TypeError, AttributeError, ValueError) as error:
-        link.send((False, f"its result cannot be sent back: {error}"))
+        # What is read here stops the threads over there for as long as that takes.
+        payload = pickle.dumps(answer)
+        if len(payload) > MAX_ANSWER:
+            payload = pickle.dumps((False, f"an answer of {len(payload)} bytes; it may have {MAX_ANSWER}"))
+    except Exception as error:  # What cannot be pickled raises whatever it likes.
+        payload = pickle.dumps((False, f"{type(error).__name__}: its result cannot be sent back: {error}"))
+    link.send_bytes(payload)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol, SupportsFloat, runtime_checkable
 
+from components.environments.sizes import encodable, short_repr
 from components.errors import GraderFailedError
 
 WHOLE = "reward"
+_MAX_PARTS = 100
+_MAX_NAME = 200
 
 
 @runtime_checkable
@@ -24,11 +27,11 @@ def as_reward(value: Any, where: str) -> float:
     Raises GraderFailedError when it is no number, not one number, or not finite.
     """
     if not isinstance(value, SupportsFloat):
-        raise GraderFailedError(f"{where}: a reward must be a number, not {type(value).__name__} {_short(value)}")
+        raise GraderFailedError(f"{where}: a reward must be a number, not {type(value).__name__} {short_repr(value)}")
     try:
         number = float(value.item() if isinstance(value, _Array) else value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise GraderFailedError(f"{where}: a reward must be one number, not {_short(value)} ({error})") from error
+        raise GraderFailedError(f"{where}: a reward must be one number, not {short_repr(value)} ({error})") from error
     if not math.isfinite(number):
         raise GraderFailedError(f"{where}: a reward must be finite, not {number}")
     return number
@@ -37,21 +40,20 @@ def as_reward(value: Any, where: str) -> float:
 def as_reward_parts(value: Any, where: str) -> dict[str, float]:
     """A reward, whole or in named parts, as named parts; a whole one is the part WHOLE. Their sum is the reward.
 
-    Raises GraderFailedError for a part that `as_reward` refuses, for a name that is no text, and for no parts at all.
+    Raises GraderFailedError for a part that `as_reward` refuses, for a name that is no short text, and for no parts or
+    more than a hundred.
     """
     if not isinstance(value, Mapping):
         return {WHOLE: as_reward(value, where)}
     if not value:
         raise GraderFailedError(f"{where}: a reward in parts needs at least one part")
+    if len(value) > _MAX_PARTS:
+        raise GraderFailedError(f"{where}: a reward may have {_MAX_PARTS} parts, not {len(value)}")
     for name in value:
-        if not isinstance(name, str):
-            raise GraderFailedError(f"{where}: a reward part's name must be text, not {_short(name)}")
-    return {name: as_reward(part, f"{where}, part {name}") for name, part in value.items()}
-
-
-def _short(value: Any, limit: int = 80) -> str:
-    # A huge int has no repr that Python would print.
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an int of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}..."
+        if not isinstance(name, str) or len(name) > _MAX_NAME or name != encodable(name):
+            raise GraderFailedError(
+                f"{where}: a reward part's name must be text of at most {_MAX_NAME} characters, not {short_repr(name)}"
+            )
+    parts = {name: as_reward(part, f"{where}, part {name}") for name, part in value.items()}
+    as_reward(sum(parts.values()), f"{where}, sum of the parts")
+    return parts

@@ -10,14 +10,18 @@ import dataclasses
 import inspect
 import json
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from components.environments import json_schema
+from components.environments.bounded import OverdueError, bounded
+from components.environments.sizes import characters_in, cut, encodable, shortened
 from components.errors import DataError, Problem, RolloutError
 
 EMPTY_RESULT = "(empty)"
+_GRACE_SECONDS = 1.0
+_MAX_ERROR = 500
 
 
 class ToolError(Exception):
@@ -64,23 +68,21 @@ class Tool:
         """Check the arguments, run the function, and turn whatever comes of it into text.
 
         A synchronous function runs in a thread of its own; after a time-out that thread is left to end by itself.
+        A coroutine that does not end when it is cancelled is ended by force.
         """
         faults = json_schema.problems(arguments, self.parameters)
         if faults:
-            return ToolResult(f"error: {self.name}: {'; '.join(faults)}", is_error=True)
-        limit = asyncio.timeout(self.timeout)
+            return ToolResult(encodable(f"error: {self.name}: {'; '.join(faults)}"), is_error=True)
         try:
-            async with limit:
-                value = await call_function(self.function, arguments)
-            text = result_to_text(value)
+            value = await bounded(call_function(self.function, arguments), self.timeout, grace=_GRACE_SECONDS)
+            return ToolResult(encodable(_bounded_text(value, self.max_characters)))
         except RolloutError:
             raise
+        except OverdueError:
+            return ToolResult(f"error: {self.name} took longer than {self.timeout:g} seconds", is_error=True)
         except Exception as error:  # The boundary to code of others: its faults are the policy's to read.
-            if limit.expired():
-                return ToolResult(f"error: {self.name} took longer than {self.timeout:g} seconds", is_error=True)
-            name = "" if isinstance(error, ToolError) else f"{type(error).__name__}: "
-            return ToolResult(_cut(f"error: {name}{error}", 500), is_error=True)
-        return ToolResult(_cut(text, self.max_characters))
+            told = words_of(error) if isinstance(error, ToolError) else error_text(error)
+            return ToolResult(cut(f"error: {told}", _MAX_ERROR), is_error=True)
 
 
 def tool(
@@ -130,6 +132,27 @@ def result_to_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=_to_json)
 
 
+def _bounded_text(value: Any, limit: int) -> str:
+    """As `result_to_text`, cut; a value that is much longer is cut first, as all of it would take its time."""
+    if isinstance(value, str) or characters_in(value, 4 * limit) < 4 * limit:
+        return cut(result_to_text(value), limit)
+    return f"{result_to_text(shortened(value, limit))[:limit]}\n[cut: the whole result is longer]"
+
+
+def error_text(error: BaseException) -> str:
+    """`KeyError: 'port'`: class and words of somebody else's error, cut and encodable. Never raises."""
+    return f"{type(error).__name__}: {words_of(error)}"
+
+
+def words_of(error: BaseException) -> str:
+    """The words of somebody else's error, cut and encodable. Never raises."""
+    try:
+        words = str(error)
+    except Exception as broken:  # The boundary to a __str__ of others.
+        words = f"(its text raised {type(broken).__name__})"
+    return encodable(cut(words, _MAX_ERROR))
+
+
 def _to_json(value: Any) -> Any:
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", errors="replace")
@@ -143,42 +166,44 @@ def _to_json(value: Any) -> Any:
 
 
 async def call_function(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call code of others without blocking the event loop: a coroutine is awaited, anything else gets a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    return await _in_thread(function, arguments)
+    """Call code of others without blocking the event loop: a coroutine is awaited, anything else gets a thread.
+
+    Raises what it raises; a SystemExit, which would end this process, becomes a RuntimeError.
+    """
+    try:
+        if inspect.iscoroutinefunction(function):
+            return await function(**arguments)
+        return await _in_thread(function, arguments)
+    except SystemExit as leaving:
+        raise RuntimeError(f"it called sys.exit({leaving.code!r})") from leaving
 
 
-def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Awaitable[Any]:
+async def _in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     """Run a blocking function in a daemon thread.
 
     Not the loop's executor: it has few threads, a tool that hangs would keep one for ever, and Python waits for them
     at exit.
     """
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
     def settle(value: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+        if not ended.done():
+            # An error is handed over as a value: a future refuses to raise a StopIteration.
+            ended.set_result((value, error))
 
     def work() -> None:
         value, error = None, None
         try:
             value = context.run(function, **arguments)
-        except Exception as raised:  # Handed to the caller, in the event loop's thread.
+        except (Exception, SystemExit) as raised:  # Handed to the caller, in the event loop's thread.
             error = raised
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=work, name=f"call-{function.__name__}", daemon=True).start()
-    return future
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {len(text) - limit} more characters]"
+    threading.Thread(target=work, name="call", daemon=True).start()
+    value, error = await ended
+    if error is not None:
+        raise error
+    return value
