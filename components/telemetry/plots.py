@@ -21,7 +21,7 @@ _MOST_POINTS = 400
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours by their use. Work is what a role should do, waiting is what it should not."""
+    """Colours by their use. Work is what a role should do, waiting is what it should not; then fates of tokens."""
 
     ink: str
     muted: str
@@ -36,6 +36,11 @@ class Palette:
     wait_1: str
     wait_2: str
     wait_3: str
+    stale: str
+    filtered: str
+    failed: str
+    surplus: str
+    flight: str
     page: str
 
 
@@ -53,6 +58,11 @@ LIGHT = Palette(
     wait_1="#f0a13c",
     wait_2="#f6c888",
     wait_3="#d9733a",
+    stale="#b98a52",
+    filtered="#9fb3bd",
+    failed="#c2410c",
+    surplus="#7f8fc9",
+    flight="#c9d5db",
     page="#ffffff",
 )
 DARK = Palette(
@@ -69,6 +79,11 @@ DARK = Palette(
     wait_1="#e59a35",
     wait_2="#a8742f",
     wait_3="#c2602c",
+    stale="#c79a62",
+    filtered="#5d727d",
+    failed="#ea6a34",
+    surplus="#8593d6",
+    flight="#33454f",
     page="#101a20",
 )
 _NAMES = [field.name for field in fields(Palette)]
@@ -108,31 +123,55 @@ def learning_curve(
     return figure
 
 
-def time_by_state(
-    metrics: Sequence[Mapping[str, Any]],
-    role: str,
+def stacked_bars(
+    amounts: Sequence[tuple[int, Mapping[str, int | float]]],
     colors: Mapping[str, str],
     *,
+    unit: str,
+    across: str = "",
     palette: Palette = LIGHT,
     size: tuple[float, float] = (8.6, 1.6),
 ) -> Figure:
-    """Seconds of each optimizer step by state of `trainer` or `engine`, stacked. `colors` is by state."""
+    """A bar for each (step, {name: amount}), stacked in the order of `colors`; of many, neighbours share one.
+
+    Its height is then their mean. `unit` is of the amounts, `across` is what the steps are.
+    """
     figure, axes = _figure(size, palette)
-    lines = [line for line in metrics if line.get(f"{role}_seconds")]
-    bars = np.array_split(np.arange(len(lines)), min(len(lines), _MOST_BARS)) if lines else []
-    middles = [float(np.mean([lines[index]["step"] for index in bar])) for bar in bars]
+    bars = np.array_split(np.arange(len(amounts)), min(len(amounts), _MOST_BARS)) if amounts else []
+    middles = [float(np.mean([amounts[index][0] for index in bar])) for bar in bars]
     widths = [0.82 * len(bar) for bar in bars]
     base = np.zeros(len(bars))
-    for state, color in colors.items():
-        heights = np.array(
-            [np.mean([lines[index][f"{role}_seconds"].get(state, 0.0) for index in bar]) for bar in bars]
-        )
+    for name, color in colors.items():
+        heights = np.array([np.mean([amounts[index][1].get(name, 0.0) for index in bar]) for bar in bars])
         axes.bar(middles, heights, widths, base, color=color, linewidth=0)
         base += heights
-    if lines:
-        axes.set_xlim(lines[0]["step"] - 0.6, lines[-1]["step"] + 0.6)
-    axes.set_ylabel("seconds")
+    if amounts:
+        axes.set_xlim(amounts[0][0] - 0.6, amounts[-1][0] + 0.6)
+    axes.set_xlabel(across)
+    axes.set_ylabel(unit)
     axes.yaxis.set_major_locator(MaxNLocator(3))
+    axes.grid(axis="y", color=palette.grid, linewidth=0.8)
+    return figure
+
+
+def lines(
+    series: Mapping[str, Sequence[tuple[int, float]]],
+    colors: Mapping[str, str],
+    *,
+    level: float,
+    palette: Palette = LIGHT,
+    size: tuple[float, float] = (4.3, 2.2),
+) -> Figure:
+    """A line over optimizer steps for each name, from 0 upwards, beside a dashed one at `level`."""
+    figure, axes = _figure(size, palette)
+    axes.axhline(level, color=palette.muted, linewidth=1.0, linestyle=(0, (4, 3)))
+    for name, points in series.items():
+        thinned = _thinned(points)
+        axes.plot(thinned[:, 0], thinned[:, 1], color=colors[name], linewidth=2.0, solid_capstyle="round")
+    highest = max((value for points in series.values() for _, value in points), default=1.0)
+    axes.set_ylim(0, 1.08 * max(highest, level, 1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
+    axes.set_xlabel("optimizer step")
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)
     return figure
 
@@ -148,6 +187,18 @@ def state_colors(states: Iterable[str], palette: Palette = LIGHT) -> dict[str, s
         | _cycled(waits, (palette.wait_1, palette.wait_2, palette.wait_3))
         | _cycled(starts, (palette.start,))
     )
+
+
+def fate_colors(palette: Palette = LIGHT) -> dict[str, str]:
+    """A colour for each fate of a token, in the order of `run_files.FATES`."""
+    return {
+        "trained": palette.accent,
+        "stale": palette.stale,
+        "filtered": palette.filtered,
+        "failed": palette.failed,
+        "surplus": palette.surplus,
+        "in_flight": palette.flight,
+    }
 
 
 def page_colors(colors: Mapping[str, str]) -> dict[str, str]:

@@ -5,13 +5,14 @@ sandboxed frame of a pipeline's user interface. Whatever a model or an environme
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from components import storage
 from components.telemetry import formatting, plots
@@ -35,6 +36,8 @@ _SIGNALS = (
     "entropy",
     "reference_kl",
     "behavior_kl",
+    "mismatch_kl",
+    "importance_weight_max",
     "gradient_norm",
     "staleness_mean",
     "episode_seconds",
@@ -70,7 +73,8 @@ def render_report(run: RunRecord) -> str:
             alerts=alerts(run),
             curve=_curve(run.metrics),
             roles=[_role(run, role) for role in _ROLES if run.seconds(role)],
-            tokens=_token_rows(run.tokens),
+            tokens=_tokens(run),
+            trends=[trend for trend in (_selection(run), _sample_size(run)) if trend],
             signals=[_signal(key, run.series(key)) for key in _SIGNALS if run.series(key)],
             examples=[_example(each) for each in choose_examples(run.trajectories)],
             facts=_facts(run.summary),
@@ -176,17 +180,24 @@ def _tiles(run: RunRecord) -> list[tuple[str, str]]:
 def _curve(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not any(line.get("reward_mean") is not None for line in metrics):
         return None
-    title = "Mean reward of each optimizer step"
-    pictures = {
-        name: Markup(
-            plots.page_svg(plots.learning_curve(metrics, palette=plots.PAGE, size=size), title=title, name=name)
-        )
-        for name, size in (("curve-wide", _WIDE), ("curve-narrow", _NARROW))
-    }
     return {
-        "wide": pictures["curve-wide"],
-        "narrow": pictures["curve-narrow"],
+        **_pictures(
+            "curve",
+            "Mean reward of each optimizer step",
+            lambda size: plots.learning_curve(metrics, palette=plots.PAGE, size=size),
+        ),
         "evaluated": any(line.get("accuracy") is not None for line in metrics),
+    }
+
+
+def _pictures(
+    name: str, title: str, draw: Callable[[tuple[float, float]], Figure], height: float | None = None
+) -> dict[str, Markup]:
+    """One figure in the two sizes that the page chooses from."""
+    sizes = {"wide": _WIDE, "narrow": _NARROW}
+    return {
+        key: Markup(plots.page_svg(draw((width, height or tall)), title=title, name=f"{name}-{key}"))
+        for key, (width, tall) in sizes.items()
     }
 
 
@@ -195,16 +206,17 @@ def _role(run: RunRecord, role: str) -> dict[str, Any]:
     totals = run.seconds(role)
     colors = plots.state_colors(sorted(totals, key=lambda state: -totals[state]), plots.PAGE)
     whole = sum(totals.values()) or 1.0
-    pictures = {}
-    for name, (width, _) in (("wide", _WIDE), ("narrow", _NARROW)):
-        figure = plots.time_by_state(run.metrics, role, colors, palette=plots.PAGE, size=(width, 1.6))
-        title = f"Seconds of each optimizer step by state of the {role}"
-        pictures[name] = Markup(plots.page_svg(figure, title=title, name=f"{role}-{name}"))
-    by_step = any(line.get(f"{role}_seconds") for line in run.metrics)
+    steps = [(line["step"], line[f"{role}_seconds"]) for line in run.metrics if line.get(f"{role}_seconds")]
+    pictures = _pictures(
+        role,
+        f"Seconds of each optimizer step by state of the {role}",
+        lambda size: plots.stacked_bars(steps, colors, unit="seconds", palette=plots.PAGE, size=size),
+        height=1.6,
+    )
     return {
         "name": _ROLES[role],
-        "wide": pictures["wide"] if by_step else None,
-        "narrow": pictures["narrow"] if by_step else None,
+        "wide": pictures["wide"] if steps else None,
+        "narrow": pictures["narrow"] if steps else None,
         "idle": formatting.percent(run.summary.get(f"{role}_idle_share", idle_share(totals))),
         "states": [
             {
@@ -220,13 +232,15 @@ def _role(run: RunRecord, role: str) -> dict[str, Any]:
     }
 
 
-def _token_rows(tokens: Mapping[str, int | float]) -> dict[str, Any] | None:
+def _tokens(run: RunRecord) -> dict[str, Any] | None:
+    tokens = run.tokens
     if not tokens:
         return None
     generated = tokens.get("generated", 0)
     return {
         "generated": formatting.number(generated),
         "balanced": tokens_unaccounted(tokens) == 0,
+        "by_version": _by_version(list(run.tokens_by_version.items())),
         "rows": [
             {
                 "name": fate.replace("_", " "),
@@ -238,6 +252,53 @@ def _token_rows(tokens: Mapping[str, int | float]) -> dict[str, Any] | None:
             }
             for fate, meaning in FATES.items()
         ],
+    }
+
+
+def _by_version(amounts: Sequence[tuple[int, Mapping[str, int | float]]]) -> dict[str, Markup] | None:
+    if not amounts:
+        return None
+    colors = plots.fate_colors(plots.PAGE)
+    return _pictures(
+        "versions",
+        "Tokens by fate of each policy version",
+        lambda size: plots.stacked_bars(
+            amounts, colors, unit="tokens", across="policy version", palette=plots.PAGE, size=size
+        ),
+        height=2.0,
+    )
+
+
+def _selection(run: RunRecord) -> dict[str, Any] | None:
+    names = {"tokens": "sampled tokens", "turns": "turns", "seconds": "seconds"}
+    series = {text: run.series("selection", key, "ratio") for key, text in names.items()}
+    meaning = "Mean of the episodes trained over that of all played, so far. Below 1, long or slow ones are starved."
+    return _trend("Trained against played", meaning, series, level=1.0)
+
+
+def _sample_size(run: RunRecord) -> dict[str, Any] | None:
+    meaning = (
+        "As many evenly weighed tokens would say as much, as a share of all. Below one half, few outweigh the rest."
+    )
+    return _trend("Effective sample size", meaning, {"share": run.series("effective_sample_size")}, level=0.5)
+
+
+def _trend(
+    name: str, meaning: str, series: Mapping[str, Sequence[tuple[int, float]]], *, level: float
+) -> dict[str, Any] | None:
+    """A small chart of lines that have points, with their last values; None when there are none."""
+    drawn = {key: points for key, points in series.items() if points}
+    if not drawn:
+        return None
+    page = plots.PAGE
+    colors = dict(zip(series, (page.accent, page.second, page.surplus), strict=False))
+    figure = plots.lines(drawn, colors, level=level, palette=page)
+    css = plots.page_colors(colors)
+    return {
+        "name": name,
+        "meaning": meaning,
+        "picture": Markup(plots.page_svg(figure, title=name, name=name.lower().replace(" ", "-"))),
+        "legend": [(key, Markup(css[key]), formatting.number(points[-1][1])) for key, points in drawn.items()],
     }
 
 

@@ -46,6 +46,10 @@ STEP_KEYS = {
     "entropy": "entropy per token, in nats",
     "reference_kl": "KL to the reference policy per token, in nats",
     "behavior_kl": "KL of the policy that sampled against the one that trains, per token, in nats",
+    "mismatch_kl": "the same at one version of both, where engine and trainer differ by arithmetic alone",
+    "effective_sample_size": "that of the importance weights as a share of the tokens; below 0.5 few outweigh the rest",
+    "importance_weight_max": "the largest importance weight of a token",
+    "selection": "{measure: {trained, dispatched, ratio}}: means over what was trained and all that was played, so far",
     "staleness_mean": "policy versions between sampling and update",
     "episode_seconds": "mean length of an episode in seconds",
     "tool_seconds": "mean time that an episode waited for tools, in seconds",
@@ -74,6 +78,7 @@ SUMMARY_KEYS = {
     "accuracy_after": "score after training",
     "accuracy_after_interval": "[low, high]",
     "tokens": "{generated, trained, ...} of the whole run",
+    "tokens_by_version": "{environment: {policy version: {fate: tokens}}} of the whole run",
     "trainer_seconds": "{state: seconds} of the whole run",
     "engine_seconds": "the same for the engine",
     "trainer_idle_share": "share of its time that the trainer waited",
@@ -97,14 +102,24 @@ class RunRecord:
         """Tokens of the whole run by fate: the summary's, or else the sum of all steps."""
         return dict(self.summary.get("tokens") or _token_totals(self.metrics))
 
+    @property
+    def tokens_by_version(self) -> dict[int, dict[str, int | float]]:
+        """Tokens by fate of each policy version, ascending, summed over environments; empty where it is not known."""
+        parts: dict[int, list[Mapping[str, int | float]]] = {}
+        for versions in self.summary.get("tokens_by_version", {}).values():
+            for version, fates in versions.items():
+                parts.setdefault(int(version), []).append(fates)
+        return {version: _sums(parts[version]) for version in sorted(parts)}
+
     def seconds(self, role: str) -> dict[str, int | float]:
         """Seconds by state of `trainer` or `engine`: the summary's, or else the sum of all steps."""
         key = f"{role}_seconds"
         return dict(self.summary.get(key) or _sums(line.get(key, {}) for line in self.metrics))
 
-    def series(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) of every step that has a finite value for `key`."""
-        return [(line["step"], float(line[key])) for line in self.metrics if line.get(key) is not None]
+    def series(self, *path: str) -> list[tuple[int, float]]:
+        """(step, value) of every step that has a finite value where the keys lead: ("selection", "turns", "ratio")."""
+        found = ((line["step"], _at(line, path)) for line in self.metrics)
+        return [(step, float(value)) for step, value in found if value is not None]
 
 
 def read_run(folder: str) -> RunRecord:
@@ -149,6 +164,12 @@ def _sums(parts: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
         for key, amount in part.items():
             totals[key] = totals.get(key, 0) + amount
     return totals
+
+
+def _at(line: Any, path: Iterable[str]) -> Any:
+    for key in path:
+        line = line.get(key) if isinstance(line, Mapping) else None
+    return line
 
 
 def _read_object(uri: str) -> dict[str, Any]:

@@ -27,6 +27,13 @@ def test_the_smoke_recipe_is_healthy_and_its_objective_is_spelled_out() -> None:
     assert diagnosis["isolation"] == "process"
 
 
+def test_a_correction_for_staleness_is_spelled_out_with_its_bounds() -> None:
+    objective = {"train.objective": {"proximal": "current", "importance_rule": "mask", "importance_cap": 4.0}}
+    text = diagnose(load_recipe("smoke", objective))["objective"]
+    assert "importance = ratio where 0.5 <= ratio <= 4, else 0" in text
+    assert "clip(" not in text
+
+
 def test_a_warm_up_as_long_as_the_run_is_told() -> None:
     (problem,) = problems_with(train__optimizer__warmup_steps=40)
     assert problem.startswith("train.optimizer.warmup_steps: must be less than train.steps (40)")

@@ -7,6 +7,7 @@ import random
 from components import storage
 from components.telemetry.metrics import MetricsLog
 
+IN_NO_VERSION = ("generated", "in_flight")
 HOSTILE = "<script>alert('from the model')</script>"
 
 
@@ -44,6 +45,10 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
         "entropy": 1.4 * math.exp(-2 * step / steps) + 0.05,
         "reference_kl": 0.02 * step / steps + chance.random() * 0.003,
         "behavior_kl": 2e-6 * (1 + chance.random()),
+        "mismatch_kl": 1e-6 * (1 + chance.random()),
+        "effective_sample_size": 0.97 - 0.3 * progress * chance.random(),
+        "importance_weight_max": 1.2 + 0.8 * chance.random(),
+        "selection": _selection(step, steps),
         "staleness_mean": chance.random(),
         "episode_seconds": 4 + chance.random() * 2 - 2 * progress,
         "tool_seconds": 0.4 * chance.random(),
@@ -70,6 +75,25 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
             "waiting for admission": 1.5 * chance.random(),
         },
     }
+
+
+def _selection(step: int, steps: int) -> dict:
+    """Turns are trained as they were played; long and slow episodes less and less."""
+    ratios = {"tokens": 1 - 0.2 * step / steps, "turns": 1.0, "seconds": 0.95 - 0.4 * step / steps}
+    means = {"tokens": 180.0, "turns": 2.4, "seconds": 5.2}
+    return {
+        key: {"trained": ratio * means[key], "dispatched": means[key], "ratio": ratio} for key, ratio in ratios.items()
+    }
+
+
+def _by_version(lines: list[dict]) -> dict:
+    """Every step's tokens were sampled by the version before it, in two environments."""
+    versions = {
+        str(version): {fate: amount // 2 for fate, amount in line["tokens"].items() if fate not in IN_NO_VERSION}
+        for version, line in enumerate(lines)
+    }
+    versions[str(len(lines))] = {"in_flight": 205}
+    return {"arithmetic": versions, "search": versions}
 
 
 def _summary(folder: str, lines: list[dict], tokens: dict[str, int]) -> dict:
@@ -101,6 +125,7 @@ def _summary(folder: str, lines: list[dict], tokens: dict[str, int]) -> dict:
         "accuracy_after": 0.97,
         "accuracy_after_interval": [0.915, 0.990],
         "tokens": tokens,
+        "tokens_by_version": _by_version(lines),
         "trainer_idle_share": 0.29,
         "engine_idle_share": 0.11,
         "report_html": storage.join(folder, "report.html"),

@@ -11,7 +11,7 @@ from components.errors import DataError
 from components.telemetry import plots
 from components.telemetry.metrics import MetricsLog, read_metrics
 from components.telemetry.report import alerts, choose_examples, render_report, write_report
-from components.telemetry.run_files import RunRecord, read_run, tokens_unaccounted
+from components.telemetry.run_files import FATES, RunRecord, read_run, tokens_unaccounted
 from tests.telemetry.synthetic import HOSTILE, write_run
 
 
@@ -159,6 +159,41 @@ def test_totals_are_sums_of_steps_except_what_is_in_flight():
     assert run.tokens == {"generated": 20, "trained": 17, "in_flight": 3}
     assert tokens_unaccounted(run.tokens) == 0
     assert run.seconds("engine") == {"decode": 3.5}
+
+
+def test_tokens_of_a_version_are_summed_over_environments():
+    table = {"maths": {"10": {"trained": 5}, "9": {"trained": 1, "stale": 2}}, "search": {"9": {"trained": 3}}}
+    run = RunRecord(summary={"tokens_by_version": table})
+    assert run.tokens_by_version == {9: {"trained": 4, "stale": 2}, 10: {"trained": 5}}
+    assert list(run.tokens_by_version) == [9, 10]
+    assert RunRecord().tokens_by_version == {}
+
+
+def test_fates_by_version_selection_and_sample_size_are_shown_where_they_are_known(html, folder):
+    titles = ("Tokens by fate of each policy version", "Trained against played", "Effective sample size")
+    for title in titles:
+        assert f"<title>{title}</title>" in html
+    run = read_run(folder)
+    summary = {key: value for key, value in run.summary.items() if key != "tokens_by_version"}
+    metrics = [{"step": 1, "reward_mean": 0.5, "selection": {"tokens": {}}, "effective_sample_size": None}]
+    without = render_report(RunRecord(summary, metrics))
+    assert not any(title in without for title in titles)
+    assert "Selection and staleness" not in without
+
+
+def test_bars_and_legends_give_every_fate_its_own_colour():
+    colors = plots.fate_colors()
+    assert list(colors) == list(FATES)
+    assert len(set(colors.values())) == len(FATES)
+
+
+def test_neighbours_share_a_bar_when_there_are_many():
+    amounts = [(version, {"trained": float(version), "stale": 10.0}) for version in range(96)]
+    figure = plots.stacked_bars(amounts, {"trained": "#000000", "stale": "#ff0000"}, unit="tokens")
+    trained, stale = figure.axes[0].containers
+    assert len(trained) == 48
+    assert [bar.get_height() for bar in trained][:2] == [0.5, 2.5]
+    assert (stale[0].get_y(), stale[0].get_height()) == (0.5, 10.0)
 
 
 def test_examples_are_spread_over_the_run_with_both_ends():
