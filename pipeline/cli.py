@@ -1,4 +1,4 @@
-"""`headrace`: run, doctor, compile. Results on standard output, everything else on standard error.
+"""`headrace`: run, doctor, compile, report, replay. Results on standard output, everything else on standard error.
 
 Exit codes: 0 it worked, 1 a run failed, 2 what was asked for cannot work.
 """
@@ -102,6 +102,20 @@ def report(options: argparse.Namespace) -> int:
     return OK
 
 
+def replay(options: argparse.Namespace) -> int:
+    """Make a run's optimizer steps again from its journal, and compare each with the run's."""
+    from components.training.replay import replay as replay_run  # with it comes jax
+
+    folder = Path(options.adapter) if options.adapter else None
+    made = replay_run(
+        options.run_folder, adapter=folder, on_step=lambda step: say(f"step {step.version}: {step.fingerprint}, same")
+    )
+    figures = {"run_dir": options.run_folder, "steps": made.steps, "fingerprint": made.fingerprint, "same_bits": True}
+    text = f"{made.steps} steps, the same adapter bit for bit: {made.fingerprint}"
+    print(json.dumps(figures) if options.json else text)
+    return OK
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="headrace", description="Post-training of agents, as Kubeflow pipelines.")
     parser.add_argument("--version", action="version", version=f"headrace {version('headrace')}")
@@ -126,6 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     compiling.add_argument("-o", "--output", default=str(COMPILED), help="default: the file in the package")
     reporting = command("report", report, takes_recipe=False)
     reporting.add_argument("run_folder", help="a run's folder")
+    replaying = command("replay", replay, takes_recipe=False)
+    replaying.add_argument("run_folder", help="a run's folder")
+    replaying.add_argument("--adapter", metavar="FOLDER", help="write the last adapter there")
+    replaying.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
 
 

@@ -22,6 +22,7 @@ from components.errors import ConfigError, HeadraceError, Problem
 from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import REPORT, update_summary
+from components.training.resumable import refuse_changes
 from pipeline.compiling import pipeline_yaml, without_retries
 from pipeline.progress import Progress
 from pipeline.recipe import check_parameter_sizes, load_recipe
@@ -130,28 +131,16 @@ def make_run_folder(runs: Path, name: str) -> Path:
 
 
 def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
-    """The folder of a run that was made here by this very recipe (`dump` of it).
+    """The folder of a run that was made here by this recipe (`dump` of it).
 
-    Raises ConfigError for any other folder, and for each key whose value differs, before anything is written.
+    Raises ConfigError for any other folder, and for each key that must not change, before anything is written.
     """
     if not (folder / storage.OWN_MARKER).is_file():
         raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
     record = folder / RECIPE
-    before = _flat(json.loads(record.read_text())["recipe"]) if record.is_file() else _flat(recipe)
-    now = _flat(recipe)
-    differing = [key for key in sorted(before | now) if before.get(key) != now.get(key)]
-    if differing:
-        message = "the run was started with {}; resume with the same settings, or start a new run"
-        raise ConfigError([Problem(key, now.get(key), message.format(repr(before.get(key)))) for key in differing])
+    if record.is_file():
+        refuse_changes(json.loads(record.read_text())["recipe"], recipe)
     return folder.resolve()
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one of dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:

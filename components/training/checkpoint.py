@@ -10,8 +10,10 @@ that are no step number are never looked into. All looks at the storage are fres
 
 import json
 import logging
+import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -57,8 +59,8 @@ class Checkpoints:
         payload = f"state-{uuid.uuid4().hex[:8]}"
         target = storage.join(self.folder, str(step), payload)
         leaves = _named(state)
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(_orbax_path(target), args=ocp.args.StandardSave(leaves))
+        with _written(target) as folder, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            checkpointer.save(folder, args=ocp.args.StandardSave(leaves))
         manifest = _Manifest(
             payload=payload,
             facts=json.loads(content),
@@ -102,10 +104,10 @@ class Checkpoints:
     def _load(self, step: int, manifest: "_Manifest", like: T) -> T:
         leaves = _named(like)
         _check_leaves(storage.join(self.folder, str(step)), manifest.leaves, leaves)
-        source = _orbax_path(storage.join(self.folder, str(step), manifest.payload))
+        source = storage.join(self.folder, str(step), manifest.payload)
         targets = {name: _target(leaf) for name, leaf in leaves.items()}
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            found = checkpointer.restore(source, args=ocp.args.StandardRestore(targets))
+        with _read(source) as folder, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+            found = checkpointer.restore(folder, args=ocp.args.StandardRestore(targets))
         return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
 
     def _candidates(self) -> list[int]:
@@ -140,7 +142,7 @@ class Checkpoints:
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole, but {', '.join(damaged)} was complete once; "
-                "mend it, or give another folder to start from step 0"
+                "mend it, or remove its folder: its steps are then computed again from an older one, or from the journal"
             )
 
     def _manifest_path(self, step: int) -> str:
@@ -219,6 +221,26 @@ def _check_leaves(where: str, saved: Mapping[str, Any], wanted: Mapping[str, jax
         )
 
 
-def _orbax_path(uri: str) -> str:
-    """Orbax wants absolute local paths."""
-    return uri if storage.is_remote(uri) else str(Path(uri).absolute())
+@contextmanager
+def _written(target: str) -> Iterator[Path]:
+    """A local folder for Orbax to make, whose content is at `target` after the block."""
+    if not storage.is_remote(target):
+        yield Path(target).absolute()
+        return
+    # Whole files go up with checksums, by the client that retries: Orbax's own driver speaks to Google's servers only.
+    with tempfile.TemporaryDirectory(prefix="headrace-") as temporary:
+        folder = Path(temporary, "state")
+        yield folder
+        storage.upload_folder(folder, target)
+
+
+@contextmanager
+def _read(source: str) -> Iterator[Path]:
+    """A local folder with the content of `source`, for a block."""
+    if not storage.is_remote(source):
+        yield Path(source).absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-") as temporary:
+        folder = Path(temporary, "state")
+        storage.download_folder(source, folder)
+        yield folder

@@ -7,29 +7,13 @@ generated for them. What was running is started again, with the same keys.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from components.errors import CheckpointError, ConfigError, Problem
+from components.errors import CheckpointError
 from components.telemetry.progress import say
 from components.training.checkpoint import Checkpoints
 from components.training.history import Event, History, Opened, Step, steps_of
 from components.training.learner import Learner
+from components.training.resumable import refuse_changes
 from components.training.weight_sync import fingerprint
-
-FREE = (
-    "train.checkpoint_every",
-    "train.checkpoints_kept",
-    "train.sync_tolerance",
-    "train.grace_seconds",
-    "train.engine",
-    "train.placement",
-    "train.rollout.max_concurrency",
-    "train.rollout.max_staleness",
-    "train.rollout.drop_older_than",
-    "train.rollout.group_quorum",
-    "train.rollout.max_attempts",
-    "train.rollout.max_failures_in_a_row",
-    "train.rollout.max_failure_share",
-)
-"""Keys, and sections, that say how the rest of a run is played and not what its steps compute."""
 
 OnStep = Callable[[Step, Mapping[str, float]], None]
 
@@ -68,31 +52,6 @@ def recompute(learner: Learner, step: Step) -> dict[str, float]:
     for group in step.groups:
         learner.add(group)
     return learner.finish()
-
-
-def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str] = FREE) -> None:
-    """Raise ConfigError naming every key that differs and is neither one of `free` nor below one.
-
-    The number of steps may change too, unless the learning rate depends on it.
-    """
-    old, new = flattened(before), flattened(now)
-    constant = all(each.get("train.optimizer.schedule") == "constant" for each in (old, new))
-    allowed = (*free, "train.steps") if constant else tuple(free)
-    problems = [
-        Problem(key, new.get(key), f"the run was started with {old.get(key)!r}; resume with that, or start a new run")
-        for key in sorted(old | new)
-        if old.get(key) != new.get(key) and not any(key == each or key.startswith(f"{each}.") for each in allowed)
-    ]
-    if problems:
-        raise ConfigError(problems)
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one of dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def check_opening(first: Event, opening: Opened) -> None:

@@ -81,9 +81,9 @@ def test_a_resume_with_other_settings_names_them_and_changes_nothing(
     folder = make_run_folder(tmp_path, "smoke")
     record = json.dumps({"recipe": dump(load_recipe("smoke"))})
     (folder / "recipe.json").write_text(record)
-    assert main(["run", "smoke", "--resume", str(folder), "--set", "train.steps=9"]) == 2
+    assert main(["run", "smoke", "--resume", str(folder), "--set", "train.packing.rows=9"]) == 2
     said = capsys.readouterr().err
-    assert "train.steps: the run was started with 25" in said
+    assert "train.packing.rows: the run was started with 64" in said
     assert "Traceback" not in said
     assert (folder / "recipe.json").read_text() == record
 
