@@ -18,6 +18,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.lora import Adapter
+from components.model.placement import placement_of
 from components.telemetry.spans import count, span
 from components.types import Completion, FinishReason, SequenceId
 
@@ -89,7 +90,8 @@ class Core:
         self._architecture, self._base, self._adapter = architecture, base, adapter
         self._seed, self._stop_ids, self._decode_text = seed, stop_ids, decode_text
         self._reproducible = reproducible
-        self._cache = init_cache(architecture, config.slots, config.capacity, config.cache_dtype)
+        cache = init_cache(architecture, config.slots, config.capacity, config.cache_dtype)
+        self._cache = placement_of(base).split(cache)
         self._jobs: dict[int, _Job] = {}
 
     @property

@@ -34,6 +34,7 @@ from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.lora import Adapter
 from components.model.manifest import Held, make_manifest
+from components.model.placement import placement_of
 from components.telemetry.clock import BUSY, RoleClock
 from components.telemetry.spans import span
 from components.types import Completion, SequenceId
@@ -212,7 +213,8 @@ class Engine:
 
     def stage(self, adapter: Adapter) -> Held:
         """Take a candidate to where this engine would serve it from, and tell what has arrived. Serving goes on."""
-        return Held(adapter, make_manifest(adapter))
+        held = placement_of(self._base).whole(adapter)
+        return Held(held, make_manifest(held))
 
     def trainer_waits(self, waits: bool) -> None:
         """Tell the engine whether the trainer is out of work (as it is until told otherwise): nothing is held then."""

@@ -15,6 +15,7 @@ from components.model import platform
 from components.model.base_artifact import read_base
 from components.model.lora import Adapter
 from components.model.peft import load_adapter
+from components.model.placement import PlacementConfig, make_placements
 from components.model.weights import Model, load
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.tokenizer import Tokenizer, load_tokenizer
@@ -39,22 +40,32 @@ class Session:
 
 @contextmanager
 def open_session(
-    *, base: Path, adapter: Path, environment: EnvironmentConfig, engine: EngineConfig, seed: int
+    *,
+    base: Path,
+    adapter: Path,
+    environment: EnvironmentConfig,
+    engine: EngineConfig,
+    seed: int,
+    placement: PlacementConfig | None = None,
 ) -> Iterator[Session]:
     """Load what lies in the folders `base` and `adapter` and start an engine on it; it is closed on leaving.
 
+    With a `placement`, the session's model and adapter are on the trainer's devices, and the engine has its own copies.
     Raises WeightsError or ConfigError, before the engine starts, for what does not fit together.
     """
     platform.use_compilation_cache()
+    sides = make_placements(placement)
+    sides.engine.check_rows(engine.slots, "engine.slots")
     artifact = read_base(base)
     model = load(artifact.source, dtype=artifact.dtype)
+    model = dataclasses.replace(model, base=sides.trainer.whole(model.base))
     tokenizer = load_tokenizer(artifact.source)
     player = make_player(environment, tokenizer)
-    start = load_adapter(adapter, model.architecture)
+    start = sides.trainer.whole(load_adapter(adapter, model.architecture))
     serving = Engine(
         model.architecture,
-        model.base,
-        start,
+        sides.engine.whole(model.base),
+        sides.engine.whole(start),
         config=engine,
         seed=seed,
         stop_ids=player.renderer.stop_ids,

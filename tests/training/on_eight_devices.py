@@ -1,0 +1,153 @@
+"""Claims about two disjoint sub-meshes, for a process that sees eight devices; `test_eight_devices.py` starts it."""
+
+import asyncio
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from components.algorithms.objective import Objective, ObjectiveConfig
+from components.config import load
+from components.engine.engine import Engine, EngineConfig
+from components.engine.sampling import SamplingConfig
+from components.model.base import random_base
+from components.model.lora import Adapter, module_names
+from components.model.placement import PlacementConfig, Placements, make_placements
+from components.training.checkpoint import Checkpoints
+from components.training.optimizer import OptimizerConfig, make_optimizer
+from components.training.packing import Microbatch, Packer, PackingConfig
+from components.training.update import TrainState, init_state, make_accumulate, make_apply, zero_gradients
+from components.training.weight_sync import WeightSync
+from components.types import Sample, SequenceId
+from tests.engine import tiny
+
+OBJECTIVE = Objective.from_config(load(ObjectiveConfig, {}))
+ACCUMULATE = make_accumulate(tiny.ARCHITECTURE, OBJECTIVE, temperature=1.0, chunk=16)
+OPTIMIZER = make_optimizer(OptimizerConfig(learning_rate=1e-2), 10)
+APPLY = make_apply(OPTIMIZER)
+ENGINE = EngineConfig(slots=8, capacity=tiny.CAPACITY, decode_steps=3, prefill_chunk=16)
+PROMPTS = [tiny.prompt(seed, 5 + 3 * seed) for seed in range(6)]
+CANARIES = [tiny.prompt(7, 12)]
+
+
+@pytest.fixture(scope="module")
+def sides() -> Placements:
+    return make_placements(PlacementConfig(trainer=4, engine=4))
+
+
+def devices_of(tree) -> set[int]:
+    return {device.id for leaf in jax.tree.leaves(tree) for device in leaf.devices()}
+
+
+def microbatch() -> Microbatch:
+    packer = Packer(PackingConfig(rows=8, row_length=16), OBJECTIVE.weight)
+    for seed in range(12):
+        length = 6 + seed % 4
+        ids = tuple(tiny.prompt(seed, length))
+        mask = (False, False, *(True,) * (length - 2))
+        logprobs = (0.0, 0.0, *(-3.0,) * (length - 2))
+        full = packer.add(Sample(ids, mask, logprobs, (0,) * length, advantage=(-1.0) ** seed, task_id=str(seed)))
+        assert full is None
+    return packer.flush()
+
+
+def one_step(base, adapter: Adapter, batch: Microbatch) -> tuple[Adapter, dict, TrainState]:
+    """Gradients of two micro-batches, their statistics, and the state after an optimizer step."""
+    gradients = zero_gradients(adapter)
+    for _ in range(2):
+        gradients, statistics = ACCUMULATE(base, adapter, gradients, batch)
+    kept = jax.tree.map(np.asarray, gradients)
+    state, _ = APPLY(init_state(adapter, OPTIMIZER), gradients, 2 * 60)
+    return kept, statistics, state
+
+
+def test_loss_and_gradients_over_four_devices_are_those_of_one(sides):
+    # Weights of usual size: with those of `tiny.BASE`, rounding alone moves a gradient by 1e-3, whatever is split.
+    base, adapter, batch = random_base(jax.random.key(0), tiny.ARCHITECTURE), tiny.tiny_adapter(1, 0.1), microbatch()
+    wanted, wanted_statistics, wanted_state = one_step(base, adapter, batch)
+    placed = sides.trainer.split(batch)
+    assert placed.tokens.addressable_shards[0].data.shape == (2, 16)
+    assert placed.targets.sharding.is_fully_replicated
+    found, statistics, state = one_step(sides.trainer.whole(base), sides.trainer.whole(adapter), placed)
+    for one, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(one)
+    for key, value in wanted_statistics.items():
+        np.testing.assert_allclose(statistics[key], value, rtol=1e-5, err_msg=key)
+    for one, other in zip(jax.tree.leaves(wanted_state.adapter), jax.tree.leaves(state.adapter), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert devices_of(state.adapter) == {0, 1, 2, 3}
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.adapter))
+
+
+def test_rows_are_computed_where_they_are_and_only_gradients_and_sampled_places_travel(sides):
+    base, adapter, batch = (sides.trainer.whole(each) for each in (tiny.BASE, tiny.tiny_adapter(1), microbatch()))
+    whole = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
+    split = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), sides.trainer.split(batch)).compile()
+    assert split.cost_analysis()["flops"] < 0.6 * whole.cost_analysis()["flops"]
+
+
+def test_steps_compile_once(sides):
+    adapter = sides.trainer.whole(tiny.tiny_adapter(1))
+    base, batch = sides.trainer.whole(tiny.BASE), sides.trainer.split(microbatch())
+    before = ACCUMULATE._cache_size()
+    gradients = zero_gradients(adapter)
+    for _ in range(3):
+        gradients, _ = ACCUMULATE(base, adapter, gradients, batch)
+    assert ACCUMULATE._cache_size() - before <= 1
+
+
+def greedy(engine: Engine) -> list[tuple[int, ...]]:
+    """What the engine makes of all prompts at once."""
+
+    async def play() -> list[tuple[int, ...]]:
+        policy = engine.policy(SamplingConfig(temperature=0))
+        turns = (policy(ids, sequence=SequenceId(str(n)), max_tokens=24) for n, ids in enumerate(PROMPTS))
+        return [completion.token_ids for completion in await asyncio.gather(*turns)]
+
+    return asyncio.run(play())
+
+
+def test_an_adapter_moves_from_the_trainers_to_the_engines_devices_and_serves_the_same_tokens(sides):
+    first, second = tiny.tiny_adapter(1), tiny.tiny_adapter(2)
+    trainer_base, trained = sides.trainer.whole(tiny.BASE), sides.trainer.whole(second)
+    assert devices_of(trained) | devices_of(trainer_base) == {0, 1, 2, 3}
+
+    def trainer_score(adapter, canaries):
+        assert devices_of(adapter) == {0, 1, 2, 3}
+        return [scores(adapter, ids) for ids in canaries]
+
+    arguments = {"config": ENGINE, "seed": 0}
+    with Engine(tiny.ARCHITECTURE, tiny.BASE, first, **arguments) as alone:
+        wanted = [greedy(alone)]
+        alone.swap(second, 1)
+        wanted.append(greedy(alone))
+    base, adapter = sides.engine.whole(tiny.BASE), sides.engine.whole(first)
+    with Engine(tiny.ARCHITECTURE, base, adapter, **arguments) as engine:
+        sync = WeightSync(engine, trainer_score, CANARIES, expected_modules=module_names(first), tolerance=1e-4)
+        found = [greedy(engine)]
+        compilations = engine.statistics().compilations
+        sync.publish(trained, version=1)
+        scoring = engine.statistics().compilations - compilations
+        found.append(greedy(engine))
+        assert engine.statistics().compilations == compilations + scoring, "a swap compiles nothing"
+        cache = engine._core._cache
+    assert found == wanted
+    assert wanted[0] != wanted[1]
+    assert devices_of(cache) == {4, 5, 6, 7}
+    assert cache.keys[0].addressable_shards[0].data.shape[0] == 2, "two of eight slots on each of four devices"
+
+
+def scores(adapter: Adapter, ids: list[int]) -> np.ndarray:
+    rows = jax.nn.log_softmax(np.asarray(tiny.trainer_logits(adapter, ids)))[:-1]
+    return np.take_along_axis(np.asarray(rows), np.array(ids)[1:, None], axis=1)[:, 0]
+
+
+def test_a_checkpoint_of_one_device_goes_on_over_four(sides, tmp_path: Path):
+    adapter = tiny.tiny_adapter(1)
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints.save(3, init_state(adapter, OPTIMIZER), {})
+    found = checkpoints.restore(sides.trainer.whole(init_state(tiny.tiny_adapter(2), OPTIMIZER)))
+    assert devices_of(found.state) == {0, 1, 2, 3}
+    for one, other in zip(jax.tree.leaves(adapter), jax.tree.leaves(found.state.adapter), strict=True):
+        np.testing.assert_array_equal(one, other)
