@@ -7,6 +7,7 @@ may hold JAX, whose threads do not survive a fork, and a worker must not import 
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import pickle
 import subprocess
@@ -74,6 +75,9 @@ class GraderPool:
             self._ask(worker, to_load, _LOAD_SECONDS, f"{name} could not be loaded")
             return self._ask(worker, to_call, self.timeout, name)
         except (EOFError, OSError) as error:
+            # It lets go of the pipe before it is gone, and only then is its exit code its own.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=1.0)
             self._drop(worker)
             raise GraderFailedError(f"{name} took its process down (exit code {worker.process.returncode})") from error
 

@@ -26,6 +26,8 @@ def as_reward(value: Any, where: str) -> float:
 
     Raises GraderFailedError when it is no number, not one number, or not finite.
     """
+    if type(value) is float and math.isfinite(value):
+        return value
     if not isinstance(value, SupportsFloat):
         raise GraderFailedError(f"{where}: a reward must be a number, not {type(value).__name__} {short_repr(value)}")
     try:

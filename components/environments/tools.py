@@ -75,7 +75,7 @@ class Tool:
             return ToolResult(encodable(f"error: {self.name}: {'; '.join(faults)}"), is_error=True)
         try:
             value = await bounded(call_function(self.function, arguments), self.timeout, grace=_GRACE_SECONDS)
-            return ToolResult(encodable(_bounded_text(value, self.max_characters)))
+            return ToolResult(encodable(await _bounded_text(value, self.max_characters)))
         except RolloutError:
             raise
         except OverdueError:
@@ -132,11 +132,12 @@ def result_to_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=_to_json)
 
 
-def _bounded_text(value: Any, limit: int) -> str:
+async def _bounded_text(value: Any, limit: int) -> str:
     """As `result_to_text`, cut; a value that is much longer is cut first, as all of it would take its time."""
     if isinstance(value, str) or characters_in(value, 4 * limit) < 4 * limit:
         return cut(result_to_text(value), limit)
-    return f"{result_to_text(shortened(value, limit))[:limit]}\n[cut: the whole result is longer]"
+    text = await asyncio.to_thread(lambda: result_to_text(shortened(value, limit)))
+    return f"{text[:limit]}\n[cut: the whole result is longer]"
 
 
 def error_text(error: BaseException) -> str:

@@ -63,7 +63,8 @@ class _Record:
 
     def observe(self, observation: Observation) -> None:
         self.messages.extend(observation.messages)
-        self.tool_use += observation.tool_use
+        if observation.tool_use is not NO_TOOL_USE:
+            self.tool_use += observation.tool_use
 
     def fail(self, error: RolloutError) -> None:
         """The first failure is the cause of the others."""
@@ -113,11 +114,13 @@ async def _act(
     try:
         await _play(policy, environment, renderer, task, limits, sequence, record)
         record.at = "reward"
-        with _boundary(GraderFailedError, record, task):
+        with _boundary(GraderFailedError, "reward", task):
             where = f"{type(environment).__name__}, task {task.id}"
             record.reward_parts = as_reward_parts(await environment.reward(), where=where)
+        record.at = "close"
     except RolloutError as error:
         record.fail(error)
+        record.at = "close"
     except GeneratorExit:
         # Ended by force: nothing can be awaited any more.
         can_wait = False
@@ -137,7 +140,7 @@ async def _play(
     record: _Record,
 ) -> None:
     most = limits.max_observation_characters
-    with _boundary(EnvironmentFailedError, record, task):
+    with _boundary(EnvironmentFailedError, "reset", task):
         observation = checked_observation(await environment.reset(task), most)
         tools = checked_tools(environment.tools)
     record.observe(observation)
@@ -160,7 +163,7 @@ async def _play(
             record.cut_by = "context" if room <= limits.max_new_tokens else "length"
             return
         record.at = "step"
-        with _boundary(EnvironmentFailedError, record, task):
+        with _boundary(EnvironmentFailedError, "step", task):
             observation = checked_observation(await environment.step(message), most)
         record.observe(observation)
         if observation.done:
@@ -180,23 +183,22 @@ async def _translated(size: int, translate: Callable[P, T], *arguments: P.args, 
 
 
 @contextmanager
-def _boundary(kind: type[RolloutError], record: _Record, task: Task) -> Iterator[None]:
+def _boundary(kind: type[RolloutError], act: str, task: Task) -> Iterator[None]:
     """The one place where an exception of somebody else's code becomes a typed failure of the episode."""
     try:
         yield
     except RolloutError:
         raise
     except Exception as error:
-        raise kind(f"{record.at} of task {task.id} raised {error_text(error)}") from error
+        raise kind(f"{act} of task {task.id} raised {error_text(error)}") from error
     except SystemExit as leaving:
-        raise kind(f"{record.at} of task {task.id} called sys.exit({leaving.code!r})") from leaving
+        raise kind(f"{act} of task {task.id} called sys.exit({leaving.code!r})") from leaving
 
 
 async def _close(environment: Environment, task: Task, limits: EpisodeLimits, record: _Record) -> None:
-    record.at = "close"
     limit = asyncio.timeout(limits.max_close_seconds)
     try:
-        with _boundary(EnvironmentFailedError, record, task):
+        with _boundary(EnvironmentFailedError, "close", task):
             async with limit:
                 await environment.close()
     except RolloutError as error:

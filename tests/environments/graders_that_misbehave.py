@@ -38,3 +38,11 @@ def gives_what_cannot_be_sent() -> object:
 
 def process_id() -> int:
     return os.getpid()
+
+
+def exits(text: str) -> float:
+    raise SystemExit(4)
+
+
+def gives_50_mb(text: str) -> str:
+    return "x" * 50_000_000
