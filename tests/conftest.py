@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def gcs() -> Iterator[str]:
 
     from components.storage import bucket
 
-    with FakeGCSServer():
+    with FakeGCSServer() as server:
+        # It logs every request into a pipe that nobody reads, and stands still when the pipe is full.
+        threading.Thread(target=server._process.stderr.read, daemon=True).start()
         bucket._client.cache_clear()
         bucket._client().create_bucket("headrace")
         yield "gs://headrace"

@@ -23,6 +23,14 @@ INIT = {
     "lora": {"rank": 4, "alpha": 8.0},
 }
 ENGINE = {"slots": 16, "capacity": 32, "decode_steps": 4, "prefill_chunk": 16}
+TRAIN = {
+    "steps": 4,
+    "rollout": {"tasks_per_step": 4, "group_size": 4, "max_concurrency": 16},
+    "engine": ENGINE,
+    "optimizer": {"learning_rate": 3e-3},
+    "packing": {"rows": 8, "row_length": 32},
+    "checkpoint_every": 1,
+}
 
 
 def make_inputs(folder: Path) -> dict[str, str]:

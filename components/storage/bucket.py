@@ -65,6 +65,10 @@ class Bucket:
         log, part = _blob(uri), _blob(f"{uri}.{uuid.uuid4().hex}{PARTIAL}")
         part.upload_from_string(data)
         try:
+            # Looked at and demanded: the look also tells a writer whose server does not know the precondition here.
+            log.reload()
+            if log.generation != generation:
+                raise ConflictError(f"{uri}: somebody else writes it")
             with _google_errors(uri):
                 log.compose([log, part], if_generation_match=generation)
         except ConflictError:

@@ -14,16 +14,7 @@ from components.model.peft import WEIGHTS_FILE
 from components.telemetry.metrics import read_metrics
 from components.telemetry.run_files import read_run
 from components.training.run import train
-from tests.tiny_run import ENGINE, ENVIRONMENT
-
-TRAIN = {
-    "steps": 4,
-    "rollout": {"tasks_per_step": 4, "group_size": 4, "max_concurrency": 16},
-    "engine": ENGINE,
-    "optimizer": {"learning_rate": 3e-3},
-    "packing": {"rows": 8, "row_length": 32},
-    "checkpoint_every": 1,
-}
+from tests.tiny_run import ENVIRONMENT, TRAIN
 
 
 def arguments(tiny_inputs: dict[str, str], folder: Path, **changes) -> dict[str, object]:
