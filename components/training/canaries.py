@@ -23,7 +23,7 @@ def make_weight_sync(session: Session, problems: Sequence[Task], *, tolerance: f
         session.engine,
         _trainer_score(session, score),
         _canaries(session, problems),
-        expected_modules=len(module_names(session.adapter)),
+        expected_modules=module_names(session.adapter),
         tolerance=tolerance,
     )
 

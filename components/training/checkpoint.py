@@ -142,7 +142,7 @@ class Checkpoints:
         if damaged:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is whole, but {', '.join(damaged)} was complete once; "
-                "mend it, or remove its folder: its steps are then computed again from an older one, or from the journal"
+                "mend it, or remove its folder: its steps are then computed again from the journal"
             )
 
     def _manifest_path(self, step: int) -> str:

@@ -11,6 +11,7 @@ from components.algorithms.advantages import ESTIMATORS, has_signal
 from components.algorithms.objective import Objective, Statistics, mean_statistics
 from components.model.base import Base
 from components.model.lora import Adapter
+from components.model.placement import placement_of
 from components.telemetry.spans import span
 from components.training.ledger import Fate
 from components.training.packing import Microbatch, Packer, PackingConfig, to_sample
@@ -102,9 +103,12 @@ class Learner:
         if microbatch is None:
             return
         step, adapter = self._step, self.state.adapter
+        microbatch = placement_of(self._base).split(microbatch)
         with span("microbatch", fill=microbatch.fill):
             reference = self._score(self._base, None, microbatch) if self._objective.needs_reference else None
-            step.gradients, statistics = self._accumulate(self._base, adapter, step.gradients, microbatch, reference)
+            step.gradients, statistics = self._accumulate(
+                self._base, adapter, step.gradients, microbatch, reference, self.state.step
+            )
             step.statistics = add_statistics(step.statistics, statistics)
             step.microbatches += 1
 

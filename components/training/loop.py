@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from components.algorithms.corrections import staleness_warnings
 from components.errors import RunStoppedError
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig
@@ -35,7 +36,9 @@ from components.training.history import (
 )
 from components.training.journal_lines import version_runs
 from components.training.learner import Learner
+from components.training.ledger import Fate
 from components.training.records import RunRecords, episode_numbers, version_numbers
+from components.training.selection import SelectionMonitor
 from components.training.update import TrainState
 from components.training.weight_sync import SyncProof, WeightSync, fingerprint
 from components.types import Completion, Group, Outcome, Policy, SequenceId, Task, Trajectory
@@ -124,6 +127,7 @@ class TrainingLoop:
         self._schedule = schedule
         self._save = save
         self._saved = history.version
+        self._selection = SelectionMonitor()
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -246,6 +250,8 @@ class TrainingLoop:
             members = tuple(member_of(trajectory) for trajectory in group.valid)
             self._record(Consumed(group.position, members, fate, stale))
             groups.append(group)
+            for trajectory in group.valid if fate is Fate.TRAINED else ():
+                self._selection.trained(trajectory)
         return groups
 
     async def _next(self, orchestrator: Orchestrator) -> Group | None:
@@ -279,6 +285,7 @@ class TrainingLoop:
 
     def _on_ended(self, position: int, trajectory: Trajectory) -> None:
         self._record(Ended(position, trajectory))
+        self._selection.dispatched(trajectory)
         if trajectory.outcome is Outcome.FAILED:
             self._records.failed(trajectory)
 
@@ -296,6 +303,8 @@ class TrainingLoop:
         step = self.history.version
         self._records.step(step, numbers, groups)
         say(_line(step, self._schedule.steps, numbers))
+        for warning in staleness_warnings(numbers):
+            say(f"step {step}: {warning}")
 
     def _reading(self) -> _Reading:
         engine = self._session.engine.statistics()
@@ -305,6 +314,7 @@ class TrainingLoop:
         return {
             **episode_numbers([member for group in groups for member in group.trajectories]),
             **version_numbers(groups, self.history.version - 1),
+            **self._selection.numbers(),
             # What is in flight is a level; the others are what this step added.
             "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
             "tokens_generated_so_far": after.tokens["generated"],

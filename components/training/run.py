@@ -18,6 +18,7 @@ from components.engine.core import EngineConfig
 from components.engine.sampling import SamplingConfig
 from components.model.lora import Adapter
 from components.model.peft import read_config, save_adapter
+from components.model.placement import PlacementConfig, make_placements, placement_of
 from components.model.weights import Model
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import RolloutConfig
@@ -55,6 +56,7 @@ class TrainConfig:
 
     `sync_tolerance` bounds how far, in nats, trainer and engine may differ on a canary before a version serves.
     `grace_seconds` is the time to save that a process has which is told to stop (SIGTERM).
+    `placement` gives trainer and engine devices of their own; without it both share the default device.
     """
 
     steps: Annotated[int, Field(ge=1)]
@@ -68,6 +70,7 @@ class TrainConfig:
     checkpoints_kept: Annotated[int, Field(ge=1)] = 2
     sync_tolerance: Annotated[float, Field(gt=0)] = 1e-3
     grace_seconds: Annotated[float, Field(ge=0)] = 10.0
+    placement: PlacementConfig | None = None
 
 
 def train(
@@ -89,6 +92,7 @@ def train(
     settings = from_json(TrainConfig, section, where="train")
     world = from_json(EnvironmentConfig, environment, where="environment")
     check_row_length(settings.packing, world.limits.max_context)
+    make_placements(settings.placement).trainer.check_rows(settings.packing.rows, "packing.rows")
     problems = read_tasks(tasks, "train")
     cursor = TaskCursor(problems, seed=seed)
     inputs = {"tasks": tasks, "base": base, "adapter": adapter}
@@ -99,7 +103,14 @@ def train(
     patience = settings.grace_seconds + LOCK_SECONDS
     with (
         sole_process(storage.join(run_folder, LOCK), patience=patience, on_wait=say),
-        open_session(base=Path(base), adapter=start, environment=world, engine=settings.engine, seed=seed) as session,
+        open_session(
+            base=Path(base),
+            adapter=start,
+            environment=world,
+            engine=settings.engine,
+            seed=seed,
+            placement=settings.placement,
+        ) as session,
     ):
         learner = make_learner(session.model, session.adapter, settings)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
@@ -123,7 +134,7 @@ def make_learner(model: Model, adapter: Adapter, settings: TrainConfig) -> Learn
     temperature = settings.sampling.temperature or 1.0
     return Learner(
         model.base,
-        init_state(adapter, optimizer),
+        placement_of(adapter).whole(init_state(adapter, optimizer)),
         objective,
         settings.packing,
         accumulate=make_accumulate(model.architecture, objective, temperature=temperature),
@@ -139,6 +150,14 @@ def _opening(call: Mapping[str, str], settings: TrainConfig, world: EnvironmentC
         inputs={name: str(Path(folder).absolute()) for name, folder in call.items()},
         tasks=tasks,
     )
+
+
+def _fates(by_version: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """As JSON keeps it: versions as text, and fates only."""
+    return {
+        str(version): {fate: amount for fate, amount in tokens.items() if fate != "generated"}
+        for version, tokens in by_version.items()
+    }
 
 
 def _resume(
@@ -197,7 +216,7 @@ def _summary(loop: TrainingLoop, session: Session, settings: TrainConfig, world:
     return {
         "steps": settings.steps,
         "tokens": loop.history.ledger.tokens(),
-        "tokens_by_version": {world.use: loop.history.ledger.by_version()},
+        "tokens_by_version": {world.use: _fates(loop.history.ledger.by_version())},
         "trainer_seconds": trainer,
         "engine_seconds": engine.seconds,
         "trainer_idle_share": idle_share(trainer),

@@ -11,16 +11,20 @@ from components.algorithms.objective import Objective, ObjectiveConfig
 from components.config import load
 from components.engine.engine import Engine, EngineConfig
 from components.engine.sampling import SamplingConfig
+from components.errors import ConfigError
 from components.model.base import random_base
 from components.model.lora import Adapter, module_names
 from components.model.placement import PlacementConfig, Placements, make_placements
+from components.telemetry.metrics import read_metrics
 from components.training.checkpoint import Checkpoints
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import Microbatch, Packer, PackingConfig
+from components.training.run import train
 from components.training.update import TrainState, init_state, make_accumulate, make_apply, zero_gradients
 from components.training.weight_sync import WeightSync
 from components.types import Sample, SequenceId
 from tests.engine import tiny
+from tests.training.test_run import arguments
 
 OBJECTIVE = Objective.from_config(load(ObjectiveConfig, {}))
 ACCUMULATE = make_accumulate(tiny.ARCHITECTURE, OBJECTIVE, temperature=1.0, chunk=16)
@@ -151,3 +155,23 @@ def test_a_checkpoint_of_one_device_goes_on_over_four(sides, tmp_path: Path):
     assert devices_of(found.state) == {0, 1, 2, 3}
     for one, other in zip(jax.tree.leaves(adapter), jax.tree.leaves(found.state.adapter), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_on_two_sub_meshes_is_the_run_of_one_device(tiny_inputs, tmp_path: Path):
+    lines = {}
+    for name, placement in {"one": None, "two": {"trainer": 4, "engine": 4}}.items():
+        train(**arguments(tiny_inputs, tmp_path / name, placement=placement, steps=2))
+        lines[name] = read_metrics(str(tmp_path / name / "run" / "metrics.jsonl"))
+    for one, two in zip(lines["one"], lines["two"], strict=True):
+        assert two["reward_mean"] == one["reward_mean"]
+        assert two["tokens"] == one["tokens"]
+        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [({"packing": {"rows": 6, "row_length": 32}}, "packing.rows"), ({"engine": {"slots": 6}}, "engine.slots")],
+)
+def test_what_cannot_be_split_is_refused_before_any_work(tiny_inputs, tmp_path: Path, changes, where):
+    with pytest.raises(ConfigError, match=f"{where}: must be a multiple of the 4 devices"):
+        train(**arguments(tiny_inputs, tmp_path, placement={"trainer": 4, "engine": 4}, **changes))
