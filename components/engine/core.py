@@ -34,8 +34,8 @@ class EngineConfig:
     between two dispatches while most rows decode. `kv_on_update` says what happens to the cache when weights are
     swapped: running episodes go on with it, or it is computed again with the new weights.
 
-    `patience` seconds at most a request is held while the trainer has work, so that more of them start together:
-    decoding few rows costs nearly as much as decoding many, and on a shared device the trainer pays for it.
+    `patience` seconds at most a request is held while a trainer that shares the devices has enough to do, so that more
+    of them start together: few rows cost nearly as much as many, and the trainer pays for it.
     """
 
     slots: Annotated[int, Field(ge=1)] = 8
@@ -45,7 +45,7 @@ class EngineConfig:
     prefill_chunk: Annotated[int, Field(ge=16)] = 256
     kv_on_update: Literal["keep", "recompute"] = "keep"
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
-    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
 
     def __post_init__(self) -> None:
         if self.prefill_chunk & (self.prefill_chunk - 1):

@@ -7,16 +7,25 @@ call between them:
     streamed          the tool takes a log-normal time whose 99th percentile is 10 x its mean
     barrier           the same latency; a step's episodes are all generated before any of them is trained on
 
+A run is stopped once it has made its steps, so that the last of them are like the others; the first ones, in which
+generation runs ahead and the concurrency finds its size, do not count. Seconds of processor time stand beside those of
+the clock: where other work shares the machine, they are the steadier figure.
+
+The sweep lets the tool's mean latency grow over two decades, in units of a step without latency. `limit` says what
+keeps a point from being as fast as zero latency: the staleness bound (as many episodes run as pacing allows), the
+concurrency (it could still grow), cache memory (contexts are computed again), or the shared cores (the trainer does not
+wait, but the engine works harder for the same tokens).
+
     python -m tests.benchmarks.async_overlap --json [--quick]
 """
 
 import asyncio
-import dataclasses
-import math
+import contextlib
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,39 +36,42 @@ from components.algorithms.objective import Objective, ObjectiveConfig
 from components.engine.core import EngineConfig
 from components.engine.engine import Engine
 from components.engine.sampling import SamplingConfig
-from components.environments.environment import Observation, ToolUse
-from components.environments.tools import Tool
+from components.errors import RunStoppedError
 from components.model import platform
 from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.lora import LoraConfig, init_adapter, module_names
 from components.model.weights import Model
+from components.rollout.concurrency import RECOMPUTED, WAITED, AutoConcurrency
 from components.rollout.cursor import TaskCursor
 from components.rollout.episode import EpisodeLimits
 from components.rollout.orchestrator import Orchestrator, RolloutConfig
 from components.rollout.player import Player
 from components.rollout.session import Session
 from components.rollout.tokenizer import CharacterTokenizer
-from components.telemetry.clock import idle_share
-from components.telemetry.metrics import read_metrics
+from components.telemetry.clock import difference, idle_share, is_waiting
+from components.training.history import Event, History
 from components.training.learner import Learner
-from components.training.loop import Progress, TrainingLoop
+from components.training.loop import Schedule, TrainingLoop
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import PackingConfig
 from components.training.records import RunRecords
 from components.training.update import init_state, make_accumulate, make_apply, make_score
-from components.training.weight_sync import WeightSync
-from components.types import Completion, FinishReason, Group, Message, Policy, Role, SequenceId, Task
+from components.training.weight_sync import SyncProof, WeightSync
+from components.types import Group, SequenceId, Task, Trajectory
+from tests.benchmarks.slow_tool import FixedLength, NumbersRenderer, SlowTool
 from tests.benchmarks.timing import arguments, print_figures
-from tests.fakes import ByteRenderer
 
-NEW_TOKENS = 24
+NEW_TOKENS, CAPACITY = 24, 192
 GROUP_SIZE = 4
-TASKS_PER_STEP = 8
+TASKS_PER_STEP = 4
 STALENESS = 4
 """By Little's law: a group of four waits for the slowest of its calls, nearly three times the mean of one."""
-SIGMA = 2.3263 - math.sqrt(2.3263**2 - 2 * math.log(10))
-"""Deviation of the logarithm for which the 99th percentile is 10 x the mean."""
+SLOTS = GROUP_SIZE * TASKS_PER_STEP * (STALENESS + 1)
+"""The cache holds every episode that pacing lets run."""
+LATENCIES = (0.1, 0.3, 1.0, 3.0, 10.0)
+HIDDEN = 1.05
+"""Up to this ratio to the time without latency, the latency counts as hidden."""
 
 ARCHITECTURE = Architecture.from_huggingface(
     {
@@ -79,205 +91,271 @@ ARCHITECTURE = Architecture.from_huggingface(
 )
 
 
-class NumbersRenderer(ByteRenderer):
-    """Bytes as tokens; what the policy says is the list of its token ids."""
-
-    def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
-        return Message(Role.ASSISTANT, " ".join(map(str, token_ids)))
-
-
-class FixedLength:
-    """A turn that has its whole length is a turn that stopped: the episode goes on."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    async def __call__(self, prompt_ids: Sequence[int], *, sequence: SequenceId, max_tokens: int) -> Completion:
-        completion = await self._policy(prompt_ids, sequence=sequence, max_tokens=max_tokens)
-        return dataclasses.replace(completion, finish_reason=FinishReason.STOP)
-
-
-class SlowTool:
-    """Two turns; the tool in between sleeps. The reward only has to differ within a group."""
-
-    tools: Sequence[Tool] = ()
-
-    def __init__(self, latency: float, draws: np.random.Generator) -> None:
-        self.latency = latency
-        self.draws = draws
-        self.said: list[str] = []
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task(str(number), f"problem {number:04d} ".ljust(48, ".")) for number in range(512)]
-
-    async def reset(self, task: Task) -> Observation:
-        return Observation((Message(Role.USER, task.prompt),))
-
-    async def step(self, message: Message) -> Observation:
-        self.said.append(message.content)
-        if len(self.said) == 2:
-            return Observation((), done=True)
-        seconds = self.latency * self.draws.lognormal(-(SIGMA**2) / 2, SIGMA) if self.latency else 0.0
-        await asyncio.sleep(seconds)
-        return Observation((Message(Role.TOOL, "result: 42."),), tool_use=ToolUse(calls=1, seconds=seconds))
-
-    async def reward(self) -> float:
-        return float(sum(map(int, self.said[0].split())) % 7)
-
-    async def close(self) -> None:
-        return None
-
-
-class WholeStepFirst:
-    """Turns an orchestrator into a barrier: a step's groups are handed on when the last of them is complete."""
-
-    def __init__(self, orchestrator: Orchestrator) -> None:
-        self._orchestrator = orchestrator
-        self._ready: list[Group] = []
-
-    async def __aenter__(self) -> "WholeStepFirst":
-        await self._orchestrator.__aenter__()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self._orchestrator.__aexit__(*exception)
-
-    def advance(self, version: int) -> None:
-        self._orchestrator.advance(version)
-
-    async def __anext__(self) -> Group:
-        if not self._ready:
-            self._ready = [await anext(self._orchestrator) for _ in range(TASKS_PER_STEP)]
-        return self._ready.pop(0)
-
-
-class BarrierLoop(TrainingLoop):
-    """The ordinary loop: generate all, then train on all."""
-
-    def _orchestrator(self) -> Any:
-        return WholeStepFirst(super()._orchestrator())
-
-
 @dataclass(frozen=True)
 class Side:
-    """One way of running. `latency` is the mean of the tool's seconds."""
+    """One way of running: `latency` is the mean of the tool's seconds."""
 
     latency: float
-    max_staleness: int
+    max_staleness: int = STALENESS
     barrier: bool = False
 
 
-async def seconds_per_step(side: Side, steps: int) -> dict[str, Any]:
-    """Median seconds of the steps in steady state (the first two and the last two are left out), and idle shares."""
-    base, key = random_base(jax.random.key(0), ARCHITECTURE), jax.random.key(1)
-    adapter = init_adapter(key, ARCHITECTURE, LoraConfig(rank=8))
-    objective, optimizer = Objective.from_config(ObjectiveConfig()), make_optimizer(OptimizerConfig(), steps)
+@dataclass
+class Seen:
+    """The steps in steady state of one run."""
+
+    steps: list[dict[str, Any]]
+    auto: AutoConcurrency
+
+    @property
+    def seconds(self) -> float:
+        """Seconds per step, the median."""
+        return statistics.median(step["seconds"] for step in self.steps)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Seconds of processor time per step, the median."""
+        return statistics.median(step["cpu_seconds"] for step in self.steps)
+
+    @property
+    def staleness(self) -> float:
+        """How many versions behind the trained tokens are, in the mean."""
+        return statistics.mean(step["staleness_mean"] for step in self.steps)
+
+    @property
+    def limit(self) -> str:
+        """What more episodes in flight would run into, or need."""
+        if idle_share(self.total("trainer_seconds")) <= WAITED:
+            return "shared cores"
+        if statistics.mean(step["recomputed_share"] for step in self.steps) > RECOMPUTED:
+            return "cache memory"
+        return "staleness bound" if self.auto.at_bound else "concurrency"
+
+    def total(self, clock: str) -> dict[str, float]:
+        """Seconds by state of a role."""
+        return summed(step[clock] for step in self.steps)
+
+
+class Measured(RunRecords):
+    """Keeps the numbers of all steps after the first `warm_up`, and stops the loop after `steps` more."""
+
+    def __init__(self, folder: str, warm_up: int, steps: int) -> None:
+        super().__init__(folder)
+        self.kept: list[dict[str, Any]] = []
+        self._warm_up, self._last = warm_up, warm_up + steps
+        self._cpu = time.process_time()
+        self.loop: OverlappingLoop | None = None
+
+    def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        """Keep the numbers of one step."""
+        super().step(step, numbers, groups)
+        before, self._cpu = self._cpu, time.process_time()
+        if step > self._warm_up:
+            assert self.loop is not None
+            shares = {"cpu_seconds": self._cpu - before, "recomputed_share": self.loop.recomputed}
+            self.kept.append({**numbers, **shares})
+            if step >= self._last:
+                self.loop.stop("measured")
+
+
+class OverlappingLoop(TrainingLoop):
+    """A loop that tells the engine when it waits and what is over, and lets the concurrency follow."""
+
+    def __init__(self, session: Session, *arguments: Any, rollout: RolloutConfig, **settings: Any) -> None:
+        super().__init__(session, *arguments, rollout=rollout, **settings)
+        self.auto = AutoConcurrency(
+            group_size=rollout.group_size, tasks_per_step=rollout.tasks_per_step, max_staleness=rollout.max_staleness
+        )
+        self.recomputed = 0.0
+        self._engine = session.engine
+        self._before = self._engine.statistics()
+        self._clock_before = self.clock.totals()
+
+    async def _play(self, task: Task, sequence: SequenceId) -> Trajectory:
+        try:
+            return await super()._play(task, sequence)
+        finally:
+            self._engine.forget(sequence)
+
+    async def _next(self, orchestrator: Orchestrator) -> Group | None:
+        if orchestrator.buffered_groups == 0:
+            self._engine.trainer_waits(True)
+        group = await super()._next(orchestrator)
+        self._engine.trainer_waits(orchestrator.buffered_groups == 0)
+        return group
+
+    async def _publish(self, orchestrator: Orchestrator) -> SyncProof:
+        clock, engine = self.clock.totals(), self._engine.statistics()
+        seconds = difference(clock, self._clock_before)
+        prefilled = engine.prefilled_tokens - self._before.prefilled_tokens
+        self.recomputed = (engine.recomputed_tokens - self._before.recomputed_tokens) / max(prefilled, 1)
+        orchestrator.concurrency = self.auto.update(
+            trainer_waited=idle_share(seconds),
+            recomputed=self.recomputed,
+            queued=engine.waiting_requests / self._engine.config.slots,
+        )
+        self._before, self._clock_before = engine, clock
+        return await super()._publish(orchestrator)
+
+
+class BarrierLoop(OverlappingLoop):
+    """The ordinary loop: generate all, then train on all."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._ready: list[Group] = []
+
+    async def _next(self, orchestrator: Orchestrator) -> Group | None:
+        if not self._ready:
+            groups = [await super(BarrierLoop, self)._next(orchestrator) for _ in range(TASKS_PER_STEP)]
+            self._ready = [group for group in groups if group is not None]
+        return self._ready.pop(0) if self._ready else None
+
+
+class NoJournal:
+    """Nothing of this run is needed again."""
+
+    def append(self, event: Event) -> None:
+        return None
+
+
+async def run(side: Side, *, warm_up: int, steps: int) -> Seen:
+    """Run one side until it has made its steps."""
     draws = np.random.default_rng(0)
-    limits = EpisodeLimits(max_turns=2, max_new_tokens=NEW_TOKENS, max_context=192)
-    concurrency = GROUP_SIZE * TASKS_PER_STEP * (side.max_staleness + 1)
-    engine = Engine(
-        ARCHITECTURE, base, adapter, config=EngineConfig(slots=32, capacity=192, decode_steps=8), seed=0, stop_ids=()
-    )
-    score = make_score(ARCHITECTURE, temperature=1.0)
-    learner = Learner(
-        base,
-        init_state(adapter, optimizer),
+    limits = EpisodeLimits(max_turns=2, max_new_tokens=NEW_TOKENS, max_context=CAPACITY)
+    player = Player(lambda: SlowTool(side.latency, draws), NumbersRenderer(), limits)
+    base = random_base(jax.random.key(0), ARCHITECTURE)
+    adapter = init_adapter(jax.random.key(1), ARCHITECTURE, LoraConfig(rank=8))
+    config = EngineConfig(slots=SLOTS, rows=GROUP_SIZE * TASKS_PER_STEP, capacity=CAPACITY, decode_steps=8)
+    engine = Engine(ARCHITECTURE, base, adapter, config=config, seed=0, reproducible=side.max_staleness == 0)
+    kind = BarrierLoop if side.barrier else OverlappingLoop
+    with engine, tempfile.TemporaryDirectory() as folder:
+        session = Session(Model(ARCHITECTURE, base, None), adapter, CharacterTokenizer("ab"), player, engine)
+        records = Measured(folder, warm_up, steps)
+        loop = kind(
+            session,
+            FixedLength(engine.policy(SamplingConfig())),
+            _learner(session),
+            _sync(session),
+            TaskCursor(list(player.make_environment().tasks("train")), seed=0),
+            History(),
+            NoJournal(),
+            records,
+            rollout=RolloutConfig(
+                group_size=GROUP_SIZE,
+                tasks_per_step=TASKS_PER_STEP,
+                max_concurrency="auto",
+                max_staleness=side.max_staleness,
+            ),
+            schedule=Schedule(steps=10_000, checkpoint_every=10_000),
+            save=lambda version, state, facts: None,
+        )
+        records.loop = loop
+        with contextlib.suppress(RunStoppedError):
+            await loop.run()
+    return Seen(records.kept, loop.auto)
+
+
+def _learner(session: Session) -> Learner:
+    objective, optimizer = Objective.from_config(ObjectiveConfig()), make_optimizer(OptimizerConfig(), 10_000)
+    return Learner(
+        session.model.base,
+        init_state(session.adapter, optimizer),
         objective,
         PackingConfig(rows=4, row_length=256),
         accumulate=make_accumulate(ARCHITECTURE, objective, temperature=1.0),
         apply=make_apply(optimizer),
-        score=score,
+        score=make_score(ARCHITECTURE, temperature=1.0),
     )
-    with engine, tempfile.TemporaryDirectory() as folder:
-        player = Player(lambda: SlowTool(side.latency, draws), NumbersRenderer(), limits)
-        session = Session(Model(ARCHITECTURE, base, None), adapter, CharacterTokenizer("ab"), player, engine)
-        sync = WeightSync(
-            engine,
-            lambda adapter, canaries: [engine.score(adapter, canary) for canary in canaries],
-            [list(range(16))],
-            expected_modules=len(module_names(adapter)),
-            tolerance=1e-3,
-        )
-        kind = BarrierLoop if side.barrier else TrainingLoop
-        loop = kind(
-            session,
-            FixedLength(engine.policy(SamplingConfig())),
-            learner,
-            sync,
-            TaskCursor(player.make_environment().tasks("train"), seed=0),
-            Progress(),
-            RunRecords(folder),
-            rollout=RolloutConfig(
-                group_size=GROUP_SIZE,
-                tasks_per_step=TASKS_PER_STEP,
-                max_concurrency=concurrency,
-                max_staleness=side.max_staleness,
-            ),
-            steps=steps,
-            checkpoint_every=steps + 1,
-            save=lambda progress: None,
-        )
-        await loop.run()
-        steady = read_metrics(f"{folder}/metrics.jsonl")[2:-2]
-    return {
-        "seconds": statistics.median(line["seconds"] for line in steady),
-        "trainer_seconds": _summed(line["trainer_seconds"] for line in steady),
-        "engine_seconds": _summed(line["engine_seconds"] for line in steady),
-        "staleness": statistics.mean(line["staleness_mean"] for line in steady),
-    }
 
 
-def _summed(parts: Any) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    for part in parts:
-        totals = {state: totals.get(state, 0.0) + part.get(state, 0.0) for state in totals | part}
-    return totals
+def _sync(session: Session) -> WeightSync:
+    engine = session.engine
+    return WeightSync(
+        engine,
+        lambda adapter, canaries: [engine.score(adapter, canary) for canary in canaries],
+        [list(range(16))],
+        expected_modules=len(module_names(session.adapter)),
+        tolerance=1e-3,
+    )
 
 
 def main() -> None:
-    """Run the sides in turn, several rounds, and print medians and ratios."""
+    """Run the sides in turn, several rounds, then the sweep, and print medians and ratios."""
     options = arguments(__doc__.splitlines()[0])
     platform.use_compilation_cache()
-    rounds, steps = (1, 15) if options.quick else (2, 24)
-    asyncio.run(seconds_per_step(Side(0.0, 1), 5))  # compiles
-    zero = asyncio.run(seconds_per_step(Side(0.0, 1), 8))["seconds"]
+    rounds, warm_up, steps = (1, 5, 8) if options.quick else (3, 8, 16)
+    for staleness in (0, STALENESS):  # compiles
+        asyncio.run(run(Side(0.0, staleness), warm_up=2, steps=1))
+    zero = asyncio.run(run(Side(0.0), warm_up=2, steps=4)).seconds
     # A tool whose mean is as long as a step of work: an ordinary loop would more than double its time.
-    latency = zero
-    sides = {
-        "zero": Side(0.0, STALENESS),
-        "streamed": Side(latency, STALENESS),
-        "barrier": Side(latency, 0, barrier=True),
-    }
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+    sides = {"zero": Side(0.0), "streamed": Side(zero), "barrier": Side(zero, 0, barrier=True)}
+    seen: dict[str, list[Seen]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
-            result = asyncio.run(seconds_per_step(side, steps // 3 if side.barrier else steps))
-            seen[name].append(result)
-            print(f"round {number + 1}, {name}: {result['seconds']:.2f} s per step", file=sys.stderr)
-    print_figures(_figures(seen, latency), options)
+            shorter = 4 if side.barrier else 1
+            seen[name].append(asyncio.run(run(side, warm_up=warm_up // shorter, steps=steps // shorter)))
+            print(f"round {number + 1}, {name}: {_described(seen[name][-1])}", file=sys.stderr)
+    sweep = {}
+    for factor in (0.1, 3.0) if options.quick else LATENCIES:
+        point = asyncio.run(run(Side(factor * zero), warm_up=warm_up, steps=steps // 2))
+        print(f"latency of {factor:g} steps: {_described(point)}", file=sys.stderr)
+        sweep[f"{factor:g}"] = _point(point, _median(each.seconds for each in seen["zero"]))
+    print_figures(_figures(seen, zero, sweep), options)
 
 
-def _figures(seen: Mapping[str, list[dict[str, Any]]], latency: float) -> dict[str, Any]:
-    ratios = {
-        name: statistics.median(
-            side["seconds"] / zero["seconds"] for side, zero in zip(seen[name], seen["zero"], strict=True)
-        )
-        for name in ("streamed", "barrier")
-    }
-    trainer = _summed(side["trainer_seconds"] for side in seen["streamed"])
-    engine = _summed(side["engine_seconds"] for side in seen["streamed"])
+def _described(seen: Seen) -> str:
+    waited = idle_share(seen.total("trainer_seconds"))
+    return f"{seen.seconds:.2f} s per step, {seen.cpu_seconds:.2f} s of processors, trainer idle {waited:.0%}"
+
+
+def _point(seen: Seen, zero: float) -> dict[str, Any]:
+    ratio = seen.seconds / zero
     return {
-        "streamed_over_zero_latency": ratios["streamed"],
-        "barrier_over_zero_latency": ratios["barrier"],
+        "over_zero_latency": ratio,
+        "trainer_idle_share": idle_share(seen.total("trainer_seconds")),
+        "engine_idle_share": idle_share(seen.total("engine_seconds")),
+        "concurrency": seen.auto.limit,
+        "staleness_mean": seen.staleness,
+        "limit": "none" if ratio <= HIDDEN else seen.limit,
+    }
+
+
+def _figures(seen: Mapping[str, list[Seen]], latency: float, sweep: Mapping[str, Any]) -> dict[str, Any]:
+    def ratio(name: str, number: Callable[[Seen], float]) -> float:
+        return _median(number(side) / number(zero) for side, zero in zip(seen[name], seen["zero"], strict=True))
+
+    trainer = summed(side.total("trainer_seconds") for side in seen["streamed"])
+    engine = summed(side.total("engine_seconds") for side in seen["streamed"])
+    hidden = [float(factor) for factor, point in sweep.items() if point["over_zero_latency"] <= HIDDEN]
+    return {
+        "streamed_over_zero_latency": ratio("streamed", lambda side: side.seconds),
+        "barrier_over_zero_latency": ratio("barrier", lambda side: side.seconds),
+        "streamed_over_zero_latency_processor": ratio("streamed", lambda side: side.cpu_seconds),
         "trainer_idle_share": idle_share(trainer),
         "engine_idle_share": idle_share(engine),
         "idle_by_cause": {
-            "trainer": {state: seconds for state, seconds in trainer.items() if state.startswith("waiting")},
-            "engine": {state: seconds for state, seconds in engine.items() if state.startswith("waiting")},
+            "trainer": {state: seconds for state, seconds in trainer.items() if is_waiting(state)},
+            "engine": {state: seconds for state, seconds in engine.items() if is_waiting(state)},
         },
-        "staleness_mean": statistics.median(side["staleness"] for side in seen["streamed"]),
-        "tool_latency_mean_over_step": latency / statistics.median(side["seconds"] for side in seen["zero"]),
+        "staleness_mean": _median(side.staleness for side in seen["streamed"]),
+        "concurrency": _median(side.auto.limit for side in seen["streamed"]),
+        "step_seconds_zero_latency": _median(side.seconds for side in seen["zero"]),
+        "tool_latency_mean_seconds": latency,
+        "sweep": {"latency_in_steps": sweep, "hidden_up_to": max(hidden, default=0.0)},
     }
+
+
+def _median(numbers: Iterable[float]) -> float:
+    return statistics.median(numbers)
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds by state over several readings."""
+    totals: dict[str, float] = {}
+    for part in parts:
+        totals = {state: totals.get(state, 0.0) + part.get(state, 0.0) for state in totals | dict(part)}
+    return totals
 
 
 if __name__ == "__main__":
