@@ -9,7 +9,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (20_000, 10, 10)
+THRESHOLDS = (20_000, 50, 50)
 """New objects until the youngest are looked at, and of such looks until the older ones are."""
 
 

@@ -33,11 +33,22 @@ class Broken:
         raise ValueError
 
 
-@pytest.mark.parametrize(
-    "value", ["x" * 10_000, [1] * 10_000, 10**5000, [10**5000], Broken(), {1: Broken()}, "\ud800", dict.fromkeys("ab")]
-)
-def test_a_look_at_anything_is_short_and_encodable_and_never_raises(value):
-    seen = short_repr(value)
+ODD = {
+    "long text": "x" * 10_000,
+    "long list": [1] * 10_000,
+    "huge int": 10**5000,
+    "huge int in a list": [10**5000],
+    "no repr": Broken(),
+    "no repr inside": {1: Broken()},
+    "surrogate": "\ud800",
+    "large dict": dict.fromkeys(range(10_000)),
+    "large set": set(range(10_000)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_look_at_anything_is_short_and_encodable_and_never_raises(name):
+    seen = short_repr(ODD[name])
     assert 0 < len(seen) <= 200
     seen.encode()
 
