@@ -232,3 +232,39 @@ def test_whatever_arrives_ends_or_is_swapped_the_cache_holds_what_the_scheduler_
             case "swap":
                 scheduler.swap(recompute=dice.random() < 0.3)
     assert served > 500
+
+
+def test_only_so_many_requests_as_rows_start_and_the_other_slots_keep_their_episodes():
+    scheduler = Scheduler(4, 100, CHUNK, rows=2)
+    for number in range(3):
+        scheduler.submit(request(number, [number, 1]))
+    scheduler.admit()
+    assert ([slot.index for slot in scheduler.live()], scheduler.room, len(scheduler.waiting)) == ([0, 1], 0, 1)
+    drain(scheduler)
+    scheduler.finish(scheduler.slots[0])
+    scheduler.admit()
+    assert [slot.index for slot in scheduler.live()] == [1, 2]
+
+
+def test_a_slot_of_an_episode_that_is_over_is_lent_before_one_that_was_used_longer_ago():
+    scheduler = Scheduler(2, 100, CHUNK)
+    play(scheduler, request(1, [1, 2, 3], task="one"), [4])
+    over = request(2, [5, 6, 7], task="two")
+    play(scheduler, over, [8])
+    scheduler.forget(over.episode)
+    assert play(scheduler, request(3, [9, 9], task="three"), [1])[0].slot == 1
+    assert play(scheduler, request(4, [1, 2, 3, 4, 5], task="one", turn=1), [1]) == [Prefill(0, 3, (4,))]
+
+
+def test_tokens_are_counted_as_recomputed_when_a_later_turn_finds_its_slot_lent():
+    scheduler = Scheduler(1, 100, CHUNK)
+    first, other = request(1, list(range(20)), task="one"), request(2, [8, 8, 8], task="two")
+    play(scheduler, first, [50, 51])
+    play(scheduler, request(3, [*range(20), 50, 51, 60], task="one", turn=1), [52])
+    assert scheduler.recomputed_tokens == 0
+    play(scheduler, other, [1])
+    play(scheduler, request(4, [*range(20), 50, 51, 60, 52, 61], task="one", turn=2), [1])
+    # All of the 25 tokens of the context but the last, which is fed by the decode step.
+    assert scheduler.recomputed_tokens == 24
+    play(scheduler, request(5, [7, 7, 7], task="three"), [1])
+    assert scheduler.recomputed_tokens == 24

@@ -52,11 +52,27 @@ def tiny_adapter(seed: int, strength: float = 0.3) -> Adapter:
 BASE = tiny_base()
 
 
-def engine(adapter: Adapter | None = None, *, stop_ids: tuple[int, ...] = (), seed: int = 0, **settings) -> Engine:
+def engine(
+    adapter: Adapter | None = None,
+    *,
+    stop_ids: tuple[int, ...] = (),
+    seed: int = 0,
+    reproducible: bool = True,
+    **settings,
+) -> Engine:
     """An engine with few slots and small chunks, so that every path is taken. Text is one letter per token."""
     defaults = {"slots": 4, "capacity": CAPACITY, "decode_steps": 3, "prefill_chunk": 16}
     config = EngineConfig(**(defaults | settings))
-    return Engine(ARCHITECTURE, BASE, adapter, config=config, seed=seed, stop_ids=stop_ids, decode_text=text_of)
+    return Engine(
+        ARCHITECTURE,
+        BASE,
+        adapter,
+        config=config,
+        seed=seed,
+        stop_ids=stop_ids,
+        decode_text=text_of,
+        reproducible=reproducible,
+    )
 
 
 def text_of(ids: Sequence[int]) -> str:
