@@ -16,16 +16,19 @@ def audit(run_folder: Path) -> dict[str, int]:
     """Counts of what must never be: all zero in a sound run, `steps` aside.
 
     trained_twice: groups in more than one optimizer step. regenerated_finished: attempts that ended twice. dropped:
-    positions that were played to the end and are neither in a step, nor rejected, nor waiting, and gaps in what was
-    settled. missing_steps: gaps in the versions.
+    tasks that were passed over: not settled, though so many later ones are that pacing would not have let them start.
+    missing_steps: gaps in the versions.
     """
     trained: Counter[int] = Counter()
     ended: Counter[tuple[int, int, int]] = Counter()
     rejected: set[int] = set()
     open_step: list[int] = []
-    versions = []
+    versions, ahead = [], 0
     for event in read_events(run_folder):
         match event["event"]:
+            case "opened":
+                rollout = event["settings"]["train"]["rollout"]
+                ahead = (rollout["max_staleness"] + 1) * rollout["tasks_per_step"]
             case "ended":
                 ended[event["position"], event["member"], event["attempt"]] += 1
             case "consumed":
@@ -39,11 +42,10 @@ def audit(run_folder: Path) -> dict[str, int]:
             case "resumed":
                 open_step = []
     settled = set(trained) | rejected
-    played = {position for position, _, _ in ended}
     return {
         "steps": len(versions),
         "trained_twice": sum(times > 1 for times in trained.values()),
         "regenerated_finished": sum(times > 1 for times in ended.values()),
-        "dropped": len(settled - played) + len(set(range(max(played, default=-1) + 1)) - played),
+        "dropped": len(set(range(max(settled, default=0) - 2 * ahead)) - settled),
         "missing_steps": sum(version != place for place, version in enumerate(versions, start=1)),
     }
