@@ -75,7 +75,8 @@ class FastTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike `encode` it lets other threads run meanwhile, which a long text makes them need.
+        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

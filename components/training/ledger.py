@@ -42,7 +42,7 @@ class Ledger:
     def sampled(self, sequence: SequenceId, versions: Sequence[int]) -> None:
         """A turn of this episode was sampled: one version per token."""
         counted = Counter(versions)
-        self._generated += counted
+        self._generated.update(counted)
         self._in_flight.setdefault(_episode(sequence), Counter()).update(counted)
 
     def settle(self, trajectory: Trajectory, fate: Fate) -> None:

@@ -14,10 +14,13 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from components.algorithms.corrections import staleness_warnings
 from components.errors import RunStoppedError
+from components.rollout.collector import rare_collections
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig
 from components.rollout.session import Session
 from components.telemetry.clock import BUSY, RoleClock, difference
+from components.telemetry.loop_lag import LoopLag
+from components.telemetry.memory import resident_bytes
 from components.telemetry.progress import say
 from components.telemetry.spans import span
 from components.training.history import (
@@ -128,6 +131,7 @@ class TrainingLoop:
         self._save = save
         self._saved = history.version
         self._selection = SelectionMonitor()
+        self._lag = LoopLag()
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -139,8 +143,9 @@ class TrainingLoop:
         """
         try:
             await self._prove_start()
-            async with self._orchestrator() as orchestrator:
-                await self._until_stopped(orchestrator)
+            async with self._lag, self._orchestrator() as orchestrator:
+                with rare_collections():
+                    await self._until_stopped(orchestrator)
         finally:
             self.history.ledger.abandon()
             # After a stop that outlasted the grace period, nobody waits for what is still being computed.
@@ -324,6 +329,9 @@ class TrainingLoop:
             "canary_difference": proof.canary_difference,
             "delta_norm": proof.delta_norm,
             "sync_seconds": proof.seconds,
+            "resident_bytes": resident_bytes(),
+            # The longest time so far in which tools went unanswered because something held up the event loop.
+            "loop_lag_seconds_worst": self._lag.worst_seconds,
         }
 
     async def _work(self, function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:

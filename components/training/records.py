@@ -87,7 +87,8 @@ def trajectory_record(step: int, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _line(step: int, trajectory: Trajectory) -> str:
-    return json.dumps(trajectory_record(step, trajectory), ensure_ascii=False, default=str)
+    # In ASCII: a policy can write half of a surrogate pair, which no UTF-8 file can hold.
+    return json.dumps(trajectory_record(step, trajectory), default=str)
 
 
 def _mean(values: Any) -> float:
