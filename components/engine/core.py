@@ -45,7 +45,7 @@ class EngineConfig:
     prefill_chunk: Annotated[int, Field(ge=16)] = 256
     kv_on_update: Literal["keep", "recompute"] = "keep"
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
-    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.5
+    patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
     def __post_init__(self) -> None:
         if self.prefill_chunk & (self.prefill_chunk - 1):

@@ -21,6 +21,7 @@ wait, but the engine works harder for the same tokens).
 
 import asyncio
 import contextlib
+import math
 import statistics
 import sys
 import tempfile
@@ -70,6 +71,8 @@ STALENESS = 4
 SLOTS = GROUP_SIZE * TASKS_PER_STEP * (STALENESS + 1)
 """The cache holds every episode that pacing lets run."""
 LATENCIES = (0.1, 0.3, 1.0, 3.0, 10.0)
+QUICK_LATENCIES = (0.1, 3.0)
+"""In units of a step without latency."""
 HIDDEN = 1.05
 """Up to this ratio to the time without latency, the latency counts as hidden."""
 
@@ -284,7 +287,7 @@ def main() -> None:
     """Run the sides in turn, several rounds, then the sweep, and print medians and ratios."""
     options = arguments(__doc__.splitlines()[0])
     platform.use_compilation_cache()
-    rounds, warm_up, steps = (1, 5, 8) if options.quick else (3, 8, 16)
+    rounds, warm_up, steps = (1, 5, 6) if options.quick else (3, 8, 16)
     for staleness in (0, STALENESS):  # compiles
         asyncio.run(run(Side(0.0, staleness), warm_up=2, steps=1))
     zero = asyncio.run(run(Side(0.0), warm_up=2, steps=4)).seconds
@@ -293,15 +296,30 @@ def main() -> None:
     seen: dict[str, list[Seen]] = {name: [] for name in sides}
     for number in range(rounds):
         for name, side in sides.items():
-            shorter = 4 if side.barrier else 1
+            shorter = 3 if side.barrier else 1
             seen[name].append(asyncio.run(run(side, warm_up=warm_up // shorter, steps=steps // shorter)))
             print(f"round {number + 1}, {name}: {_described(seen[name][-1])}", file=sys.stderr)
-    sweep = {}
-    for factor in (0.1, 3.0) if options.quick else LATENCIES:
-        point = asyncio.run(run(Side(factor * zero), warm_up=warm_up, steps=steps // 2))
-        print(f"latency of {factor:g} steps: {_described(point)}", file=sys.stderr)
-        sweep[f"{factor:g}"] = _point(point, _median(each.seconds for each in seen["zero"]))
-    print_figures(_figures(seen, zero, sweep), options)
+    latencies = QUICK_LATENCIES if options.quick else LATENCIES
+    print_figures(_figures(seen, zero) | {"sweep": sweep(zero, warm_up, steps // 2, latencies)}, options)
+
+
+def sweep(zero: float, warm_up: int, steps: int, latencies: Sequence[float]) -> dict[str, Any]:
+    """Points by latency, in units of a step without any, which is measured again before and after them."""
+
+    def measure(latency: float) -> Seen:
+        seen = asyncio.run(run(Side(latency * zero), warm_up=warm_up, steps=steps))
+        print(f"latency of {latency:g} steps: {_described(seen)}", file=sys.stderr)
+        return seen
+
+    first = measure(0.0)
+    seen = {latency: measure(latency) for latency in latencies}
+    without = _median((first.seconds, measure(0.0).seconds))
+    felt = {latency: each for latency, each in seen.items() if each.seconds / without > HIDDEN}
+    hidden = max((latency for latency in latencies if latency < min(felt, default=math.inf)), default=0.0)
+    limit = felt[min(felt)].limit if felt else "none"
+    print(f"latency is hidden up to {hidden:g} steps; what limits it then: {limit}", file=sys.stderr)
+    points = {f"{latency:g}": _point(each, without) for latency, each in seen.items()}
+    return {"latency_in_steps": points, "hidden_up_to": hidden, "limit_beyond": limit}
 
 
 def _described(seen: Seen) -> str:
@@ -321,13 +339,12 @@ def _point(seen: Seen, zero: float) -> dict[str, Any]:
     }
 
 
-def _figures(seen: Mapping[str, list[Seen]], latency: float, sweep: Mapping[str, Any]) -> dict[str, Any]:
+def _figures(seen: Mapping[str, list[Seen]], latency: float) -> dict[str, Any]:
     def ratio(name: str, number: Callable[[Seen], float]) -> float:
         return _median(number(side) / number(zero) for side, zero in zip(seen[name], seen["zero"], strict=True))
 
     trainer = summed(side.total("trainer_seconds") for side in seen["streamed"])
     engine = summed(side.total("engine_seconds") for side in seen["streamed"])
-    hidden = [float(factor) for factor, point in sweep.items() if point["over_zero_latency"] <= HIDDEN]
     return {
         "streamed_over_zero_latency": ratio("streamed", lambda side: side.seconds),
         "barrier_over_zero_latency": ratio("barrier", lambda side: side.seconds),
@@ -342,7 +359,6 @@ def _figures(seen: Mapping[str, list[Seen]], latency: float, sweep: Mapping[str,
         "concurrency": _median(side.auto.limit for side in seen["streamed"]),
         "step_seconds_zero_latency": _median(side.seconds for side in seen["zero"]),
         "tool_latency_mean_seconds": latency,
-        "sweep": {"latency_in_steps": sweep, "hidden_up_to": max(hidden, default=0.0)},
     }
 
 
