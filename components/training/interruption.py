@@ -1,13 +1,15 @@
-"""SIGTERM, Ctrl-C, or the end of the process that started this one -> a training loop that stops at a good moment."""
+"""SIGTERM, Ctrl-C, or the end of who started this process -> a training loop that stops at a good moment."""
 
 import asyncio
 import os
+import select
 import signal
+import sys
 import threading
 
 from components.training.loop import TrainingLoop
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_SECONDS = 0.5
 
 
@@ -18,7 +20,7 @@ async def run_until_interrupted(loop: TrainingLoop) -> None:
     handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     for number in handled:
         running.add_signal_handler(number, loop.stop, number.name)
-    watch = asyncio.create_task(_watch_parent(loop), name="watch the parent process")
+    watch = asyncio.create_task(_watch_launcher(loop), name="watch the launcher")
     try:
         await loop.run()
     finally:
@@ -27,9 +29,20 @@ async def run_until_interrupted(loop: TrainingLoop) -> None:
             running.remove_signal_handler(number)
 
 
-async def _watch_parent(loop: TrainingLoop) -> None:
+async def _watch_launcher(loop: TrainingLoop) -> None:
     """A step whose launcher was killed would go on unseen, and hold the run folder against whoever resumes it."""
     parent = os.getppid()
-    while os.getppid() == parent:
+    while os.getppid() == parent and _is_heard():
         await asyncio.sleep(_LOOK_SECONDS)
     loop.stop("the process that started this one is gone")
+
+
+def _is_heard() -> bool:
+    """False when standard error is a pipe whose reader is gone: a launcher may have a shell in between."""
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError):
+        return True
+    look = select.poll()
+    look.register(descriptor, 0)
+    return not any(event & select.POLLERR for _, event in look.poll(0))
