@@ -35,8 +35,9 @@ class FailureLimits:
         share = self._recent_by_kind[failure.kind] / WINDOW
         if share > self._share:
             raise RunStoppedError(
-                f"{share:.0%} of the last {WINDOW} attempts failed in one way, {failure.kind!r} (max_failure_share is "
-                f"{self._share:.0%}); the last one said: {failure.message}{self._summary()}"
+                f"{self._recent_by_kind[failure.kind]} of the last {len(self._recent)} attempts failed in one way, "
+                f"{failure.kind!r} (max_failure_share is {self._share:.0%} of {WINDOW}); "
+                f"the last one said: {failure.message}{self._summary()}"
             )
 
     def _remember(self, failure: Failure | None) -> None:

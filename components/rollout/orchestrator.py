@@ -68,9 +68,9 @@ class RolloutConfig:
             raise ConfigError(problems)
 
     @property
-    def most_episodes(self) -> int:
-        """How many episodes pacing lets run at once; a higher concurrency would change nothing."""
-        return (self.max_staleness + 1) * self.tasks_per_step * self.group_size
+    def episodes_per_step(self) -> int:
+        """Episodes of one optimizer step; the concurrency that `auto` starts with."""
+        return self.tasks_per_step * self.group_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,8 @@ class Orchestrator:
         listener: Listener = Listener(),
         recovered: Mapping[int, Sequence[Trajectory]] | None = None,
     ) -> None:
-        self.concurrency = (
-            settings.most_episodes if settings.max_concurrency == "auto" else int(settings.max_concurrency)
-        )
+        automatic = settings.max_concurrency == "auto"
+        self.concurrency = settings.episodes_per_step if automatic else int(settings.max_concurrency)
         self._play = play
         self._admissions = admissions
         self._settings = settings

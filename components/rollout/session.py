@@ -47,9 +47,11 @@ def open_session(
     engine: EngineConfig,
     seed: int,
     placement: PlacementConfig | None = None,
+    reproducible: bool = True,
 ) -> Iterator[Session]:
     """Load what lies in the folders `base` and `adapter` and start an engine on it; it is closed on leaving.
 
+    `reproducible` is the engine's: without it tokens depend, in their last bits, on what decodes beside them.
     With a `placement`, the session's model and adapter are on the trainer's devices, and the engine has its own copies.
     Raises WeightsError or ConfigError, before the engine starts, for what does not fit together.
     """
@@ -68,6 +70,7 @@ def open_session(
         sides.engine.whole(start),
         config=engine,
         seed=seed,
+        reproducible=reproducible,
         stop_ids=player.renderer.stop_ids,
         decode_text=tokenizer.decode,
     )

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from components.algorithms.corrections import staleness_warnings
+from components.engine.engine import EngineStatistics
 from components.errors import RunStoppedError
 from components.rollout.collector import rare_collections
+from components.rollout.concurrency import AutoConcurrency
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig
 from components.rollout.session import Session
-from components.telemetry.clock import BUSY, RoleClock, difference
+from components.telemetry.clock import BUSY, RoleClock, difference, idle_share
 from components.telemetry.loop_lag import LoopLag
 from components.telemetry.memory import resident_bytes
 from components.telemetry.progress import say
@@ -87,7 +89,7 @@ class _Reading:
 
     moment: float
     trainer: dict[str, float]
-    engine: dict[str, float]
+    engine: EngineStatistics
     tokens: dict[str, int]
 
 
@@ -132,6 +134,9 @@ class TrainingLoop:
         self._saved = history.version
         self._selection = SelectionMonitor()
         self._lag = LoopLag()
+        self._auto = AutoConcurrency(
+            group_size=rollout.group_size, tasks_per_step=rollout.tasks_per_step, max_staleness=rollout.max_staleness
+        )
         self._stop = asyncio.Event()
         self._stop_reason = ""
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -143,8 +148,8 @@ class TrainingLoop:
         """
         try:
             await self._prove_start()
-            async with self._lag, self._orchestrator() as orchestrator:
-                with rare_collections():
+            with rare_collections():
+                async with self._lag, self._orchestrator() as orchestrator:
                     await self._until_stopped(orchestrator)
         finally:
             self.history.ledger.abandon()
@@ -217,7 +222,9 @@ class TrainingLoop:
             self._record(Stepped(self.history.version + 1, await self._work(fingerprint, self._learner.state.adapter)))
             proof = await self._publish(orchestrator)
             after = self._reading()
-            self._write_down(learned | self._numbers(groups, proof, before, after), groups)
+            numbers = learned | self._numbers(groups, proof, before, after)
+            self._write_down(numbers | {"concurrency": orchestrator.concurrency}, groups)
+            self._adapt(orchestrator, numbers)
             before = after
             step = self.history.version
             if step % self._schedule.checkpoint_every == 0 or step == self._schedule.steps:
@@ -231,6 +238,14 @@ class TrainingLoop:
         orchestrator.advance(self.history.version)
         self.history.ledger.check()
         return proof
+
+    def _adapt(self, orchestrator: Orchestrator, numbers: Mapping[str, Any]) -> None:
+        if self._rollout.max_concurrency == "auto":
+            orchestrator.concurrency = self._auto.update(
+                trainer_waited=idle_share(numbers["trainer_seconds"]),
+                recomputed=numbers["recomputed_share"],
+                queued=numbers["queued_share"],
+            )
 
     async def _checkpoint(self) -> None:
         with self.clock.during(CHECKPOINT):
@@ -263,9 +278,12 @@ class TrainingLoop:
         """The next group, or None when the run is stopped first."""
         group = asyncio.ensure_future(anext(orchestrator))
         stopped = asyncio.ensure_future(self._stop.wait())
+        engine = self._session.engine
+        engine.trainer_waits(orchestrator.buffered_groups == 0)
         self.clock.switch(WAITING)
         await asyncio.wait((group, stopped), return_when=asyncio.FIRST_COMPLETED)
         self.clock.switch(BUSY)
+        engine.trainer_waits(orchestrator.buffered_groups == 0)
         stopped.cancel()
         if group.done():
             return group.result()
@@ -280,8 +298,11 @@ class TrainingLoop:
         return tuple(member_of(each) for each in group.valid if self.history.version - each.oldest_version > bound)
 
     async def _play(self, task: Task, sequence: SequenceId) -> Trajectory:
-        with span("episode", task=task.id, member=sequence.member):
-            return await self._session.player.play(self._counted_policy, task, sequence)
+        try:
+            with span("episode", task=task.id, member=sequence.member):
+                return await self._session.player.play(self._counted_policy, task, sequence)
+        finally:
+            self._session.engine.forget(sequence)
 
     async def _counted_policy(self, prompt_ids: Sequence[int], *, sequence: SequenceId, max_tokens: int) -> Completion:
         completion = await self._policy(prompt_ids, sequence=sequence, max_tokens=max_tokens)
@@ -313,9 +334,11 @@ class TrainingLoop:
 
     def _reading(self) -> _Reading:
         engine = self._session.engine.statistics()
-        return _Reading(time.perf_counter(), self.clock.totals(), engine.seconds, self.history.ledger.tokens())
+        return _Reading(time.perf_counter(), self.clock.totals(), engine, self.history.ledger.tokens())
 
     def _numbers(self, groups: list[Group], proof: SyncProof, before: _Reading, after: _Reading) -> dict[str, Any]:
+        prefilled = after.engine.prefilled_tokens - before.engine.prefilled_tokens
+        recomputed = after.engine.recomputed_tokens - before.engine.recomputed_tokens
         return {
             **episode_numbers([member for group in groups for member in group.trajectories]),
             **version_numbers(groups, self.history.version - 1),
@@ -324,7 +347,9 @@ class TrainingLoop:
             "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
             "tokens_generated_so_far": after.tokens["generated"],
             "trainer_seconds": difference(after.trainer, before.trainer),
-            "engine_seconds": difference(after.engine, before.engine),
+            "engine_seconds": difference(after.engine.seconds, before.engine.seconds),
+            "recomputed_share": recomputed / max(prefilled, 1),
+            "queued_share": after.engine.waiting_requests / self._session.engine.config.slots,
             "seconds": after.moment - before.moment,
             "canary_difference": proof.canary_difference,
             "delta_norm": proof.delta_norm,

@@ -110,6 +110,7 @@ def train(
             engine=settings.engine,
             seed=seed,
             placement=settings.placement,
+            reproducible=settings.rollout.max_staleness == 0,
         ) as session,
     ):
         learner = make_learner(session.model, session.adapter, settings)

@@ -43,14 +43,14 @@ from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.lora import LoraConfig, init_adapter, module_names
 from components.model.weights import Model
-from components.rollout.concurrency import RECOMPUTED, WAITED, AutoConcurrency
+from components.rollout.concurrency import RECOMPUTED, WAITED
 from components.rollout.cursor import TaskCursor
 from components.rollout.episode import EpisodeLimits
 from components.rollout.orchestrator import Orchestrator, RolloutConfig
 from components.rollout.player import Player
 from components.rollout.session import Session
 from components.rollout.tokenizer import CharacterTokenizer
-from components.telemetry.clock import difference, idle_share, is_waiting
+from components.telemetry.clock import idle_share, is_waiting
 from components.training.history import Event, History
 from components.training.learner import Learner
 from components.training.loop import Schedule, TrainingLoop
@@ -58,8 +58,8 @@ from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import PackingConfig
 from components.training.records import RunRecords
 from components.training.update import init_state, make_accumulate, make_apply, make_score
-from components.training.weight_sync import SyncProof, WeightSync
-from components.types import Group, SequenceId, Task, Trajectory
+from components.training.weight_sync import WeightSync
+from components.types import Group
 from tests.benchmarks.slow_tool import FixedLength, NumbersRenderer, SlowTool
 from tests.benchmarks.timing import arguments, print_figures
 
@@ -105,10 +105,10 @@ class Side:
 
 @dataclass
 class Seen:
-    """The steps in steady state of one run."""
+    """The steps in steady state of one run, and as many episodes as pacing lets run."""
 
     steps: list[dict[str, Any]]
-    auto: AutoConcurrency
+    most: int
 
     @property
     def seconds(self) -> float:
@@ -126,13 +126,18 @@ class Seen:
         return statistics.mean(step["staleness_mean"] for step in self.steps)
 
     @property
+    def concurrency(self) -> int:
+        """How many episodes were allowed to run at the end."""
+        return int(self.steps[-1]["concurrency"])
+
+    @property
     def limit(self) -> str:
         """What more episodes in flight would run into, or need."""
         if idle_share(self.total("trainer_seconds")) <= WAITED:
             return "shared cores"
         if statistics.mean(step["recomputed_share"] for step in self.steps) > RECOMPUTED:
             return "cache memory"
-        return "staleness bound" if self.auto.at_bound else "concurrency"
+        return "staleness bound" if self.concurrency == self.most else "concurrency"
 
     def total(self, clock: str) -> dict[str, float]:
         """Seconds by state of a role."""
@@ -147,7 +152,7 @@ class Measured(RunRecords):
         self.kept: list[dict[str, Any]] = []
         self._warm_up, self._last = warm_up, warm_up + steps
         self._cpu = time.process_time()
-        self.loop: OverlappingLoop | None = None
+        self.loop: TrainingLoop | None = None
 
     def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
         """Keep the numbers of one step."""
@@ -155,53 +160,12 @@ class Measured(RunRecords):
         before, self._cpu = self._cpu, time.process_time()
         if step > self._warm_up:
             assert self.loop is not None
-            shares = {"cpu_seconds": self._cpu - before, "recomputed_share": self.loop.recomputed}
-            self.kept.append({**numbers, **shares})
+            self.kept.append({**numbers, "cpu_seconds": self._cpu - before})
             if step >= self._last:
                 self.loop.stop("measured")
 
 
-class OverlappingLoop(TrainingLoop):
-    """A loop that tells the engine when it waits and what is over, and lets the concurrency follow."""
-
-    def __init__(self, session: Session, *arguments: Any, rollout: RolloutConfig, **settings: Any) -> None:
-        super().__init__(session, *arguments, rollout=rollout, **settings)
-        self.auto = AutoConcurrency(
-            group_size=rollout.group_size, tasks_per_step=rollout.tasks_per_step, max_staleness=rollout.max_staleness
-        )
-        self.recomputed = 0.0
-        self._engine = session.engine
-        self._before = self._engine.statistics()
-        self._clock_before = self.clock.totals()
-
-    async def _play(self, task: Task, sequence: SequenceId) -> Trajectory:
-        try:
-            return await super()._play(task, sequence)
-        finally:
-            self._engine.forget(sequence)
-
-    async def _next(self, orchestrator: Orchestrator) -> Group | None:
-        if orchestrator.buffered_groups == 0:
-            self._engine.trainer_waits(True)
-        group = await super()._next(orchestrator)
-        self._engine.trainer_waits(orchestrator.buffered_groups == 0)
-        return group
-
-    async def _publish(self, orchestrator: Orchestrator) -> SyncProof:
-        clock, engine = self.clock.totals(), self._engine.statistics()
-        seconds = difference(clock, self._clock_before)
-        prefilled = engine.prefilled_tokens - self._before.prefilled_tokens
-        self.recomputed = (engine.recomputed_tokens - self._before.recomputed_tokens) / max(prefilled, 1)
-        orchestrator.concurrency = self.auto.update(
-            trainer_waited=idle_share(seconds),
-            recomputed=self.recomputed,
-            queued=engine.waiting_requests / self._engine.config.slots,
-        )
-        self._before, self._clock_before = engine, clock
-        return await super()._publish(orchestrator)
-
-
-class BarrierLoop(OverlappingLoop):
+class BarrierLoop(TrainingLoop):
     """The ordinary loop: generate all, then train on all."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -231,7 +195,7 @@ async def run(side: Side, *, warm_up: int, steps: int) -> Seen:
     adapter = init_adapter(jax.random.key(1), ARCHITECTURE, LoraConfig(rank=8))
     config = EngineConfig(slots=SLOTS, rows=GROUP_SIZE * TASKS_PER_STEP, capacity=CAPACITY, decode_steps=8)
     engine = Engine(ARCHITECTURE, base, adapter, config=config, seed=0, reproducible=side.max_staleness == 0)
-    kind = BarrierLoop if side.barrier else OverlappingLoop
+    kind = BarrierLoop if side.barrier else TrainingLoop
     with engine, tempfile.TemporaryDirectory() as folder:
         session = Session(Model(ARCHITECTURE, base, None), adapter, CharacterTokenizer("ab"), player, engine)
         records = Measured(folder, warm_up, steps)
@@ -256,7 +220,7 @@ async def run(side: Side, *, warm_up: int, steps: int) -> Seen:
         records.loop = loop
         with contextlib.suppress(RunStoppedError):
             await loop.run()
-    return Seen(records.kept, loop.auto)
+    return Seen(records.kept, GROUP_SIZE * TASKS_PER_STEP * (side.max_staleness + 1))
 
 
 def _learner(session: Session) -> Learner:
@@ -333,7 +297,7 @@ def _point(seen: Seen, zero: float) -> dict[str, Any]:
         "over_zero_latency": ratio,
         "trainer_idle_share": idle_share(seen.total("trainer_seconds")),
         "engine_idle_share": idle_share(seen.total("engine_seconds")),
-        "concurrency": seen.auto.limit,
+        "concurrency": seen.concurrency,
         "staleness_mean": seen.staleness,
         "limit": "none" if ratio <= HIDDEN else seen.limit,
     }
@@ -356,7 +320,7 @@ def _figures(seen: Mapping[str, list[Seen]], latency: float) -> dict[str, Any]:
             "engine": {state: seconds for state, seconds in engine.items() if is_waiting(state)},
         },
         "staleness_mean": _median(side.staleness for side in seen["streamed"]),
-        "concurrency": _median(side.auto.limit for side in seen["streamed"]),
+        "concurrency": _median(side.concurrency for side in seen["streamed"]),
         "step_seconds_zero_latency": _median(side.seconds for side in seen["zero"]),
         "tool_latency_mean_seconds": latency,
     }

@@ -1,6 +1,7 @@
 """The orchestrator never waits for the slowest, never runs too far ahead, and never swallows a bug."""
 
 import asyncio
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -171,6 +172,122 @@ def test_a_bug_ends_the_run_as_itself():
 
     with pytest.raises(ZeroDivisionError, match="our own"):
         collect(play, RolloutConfig(group_size=2, tasks_per_step=2), steps=1)
+
+
+def test_attempts_that_ended_before_a_restart_are_not_played_again():
+    first = next(TaskCursor(TASKS, seed=0))
+    before = [
+        trajectory(first.task, SequenceId(first.task.id, member=0), reward=5),
+        trajectory(first.task, SequenceId(first.task.id, member=1), failed=True),
+    ]
+    played, ended = [], []
+
+    async def play(task, sequence):
+        played.append((sequence.member, sequence.attempt))
+        return trajectory(task, sequence)
+
+    config = RolloutConfig(group_size=3, tasks_per_step=1, max_attempts=2)
+    listener = Listener(ended=lambda position, each: ended.append((position, each.member)))
+    (group,) = collect(play, config, steps=1, recovered={0: before}, listener=listener)
+    assert sorted(played) == [(1, 1), (2, 0)]
+    assert [member.reward for member in group.trajectories] == [5.0, 0.0, 0.0]
+    assert sorted(ended) == [(0, 1), (0, 2)]
+
+
+def test_a_quorum_closes_a_group_without_its_slowest_members():
+    cancelled, closed = [], []
+
+    async def play(task, sequence):
+        try:
+            await asyncio.sleep(60 if sequence.member == 2 else 0)
+        except asyncio.CancelledError:
+            cancelled.append(sequence.member)
+            raise
+        return trajectory(task, sequence)
+
+    config = RolloutConfig(group_size=3, tasks_per_step=1, max_staleness=1, group_quorum=2)
+    listener = Listener(closed=lambda position, task, epoch: closed.append(position))
+    groups = collect(play, config, steps=2, listener=listener)
+    assert [[member.member for member in group.trajectories] for group in groups] == [[0, 1], [0, 1]]
+    assert set(cancelled) == {2}
+    assert sorted(closed)[:2] == [0, 1]
+
+
+def test_a_failed_member_does_not_count_for_the_quorum():
+    async def play(task, sequence):
+        await asyncio.sleep(0.01 * sequence.member)
+        return trajectory(task, sequence, failed=sequence.member == 0)
+
+    config = RolloutConfig(group_size=4, tasks_per_step=1, max_staleness=1, group_quorum=2, max_attempts=1)
+    (group,) = collect(play, config, steps=1)
+    assert [member.member for member in group.valid] == [1, 2]
+
+
+def test_one_kind_of_failure_in_too_large_a_share_stops_the_run_with_a_summary():
+    async def play(task, sequence):
+        await asyncio.sleep(0)
+        return trajectory(task, sequence, failed=sequence.member == 0)
+
+    config = RolloutConfig(group_size=3, tasks_per_step=4, max_staleness=1, max_attempts=1, max_failure_share=0.25)
+    with pytest.raises(RunStoppedError, match=r"51 of the last 1\d\d attempts.*'tool'.*25% of 200") as caught:
+        collect(play, config, steps=100)
+    assert re.search(r"Of 1\d\d attempts failed, by kind:\n  tool +51   last: no port", str(caught.value))
+
+
+def test_a_group_that_was_handed_on_and_given_back_is_replaced():
+    async def run():
+        config, seen = RolloutConfig(group_size=2, tasks_per_step=2), []
+        async with Orchestrator(instant, TaskCursor(TASKS, seed=0), config, last_version=1) as orchestrator:
+            async for group in orchestrator:
+                seen.append(group.position)
+                if len(seen) == 1:
+                    orchestrator.replace()
+        return seen
+
+    assert asyncio.run(run()) == [0, 1, 2]
+
+
+def test_a_limit_that_changes_while_the_run_goes_on_is_kept():
+    running = peak = 0
+
+    async def play(task, sequence):
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return trajectory(task, sequence)
+
+    async def run():
+        nonlocal peak
+        config = RolloutConfig(group_size=2, tasks_per_step=4, max_staleness=3, max_concurrency="auto")
+        async with Orchestrator(play, TaskCursor(TASKS, seed=0), config, last_version=6) as orchestrator:
+            assert orchestrator.concurrency == 8
+            seen, peaks = 0, []
+            async for _ in orchestrator:
+                seen += 1
+                if seen % 4 == 0:
+                    peaks.append(peak)
+                    peak, orchestrator.concurrency = 0, (2 if seen == 4 else 12)
+                    orchestrator.advance(seen // 4)
+        return peaks
+
+    peaks = asyncio.run(run())
+    assert peaks[0] == 8
+    assert max(peaks) <= 12
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"group_quorum": 8}, r"group_quorum: must be less than group_size \(8\).*got 8"),
+        ({"group_quorum": 4, "max_staleness": 0}, "group_quorum: makes a run depend on time"),
+        ({"drop_older_than": 1, "max_staleness": 2}, r"drop_older_than: is below max_staleness \(2\)"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values, said):
+    with pytest.raises(ConfigError, match=said):
+        RolloutConfig(**({"group_size": 8, "max_staleness": 1} | values))
 
 
 def test_leaving_early_cancels_what_still_runs():

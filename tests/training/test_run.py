@@ -14,6 +14,7 @@ from components.model.peft import WEIGHTS_FILE
 from components.telemetry.metrics import read_metrics
 from components.telemetry.run_files import read_run
 from components.training.run import train
+from tests.audit import audit
 from tests.tiny_run import ENVIRONMENT, TRAIN
 
 
@@ -96,6 +97,19 @@ def test_a_resume_with_another_recipe_is_refused(tiny_inputs, uninterrupted):
     call = arguments(tiny_inputs, uninterrupted, packing={"rows": 4, "row_length": 32})
     with pytest.raises(ConfigError, match=r"train\.packing\.rows: the run was started with 8.*got 4"):
         train(**call)
+
+
+def test_what_lands_too_old_is_stale_and_replaced_and_the_books_balance(tiny_inputs, tmp_path):
+    rollout = TRAIN["rollout"] | {"max_staleness": 1, "drop_older_than": 1, "max_concurrency": "auto"}
+    call = arguments(tiny_inputs, tmp_path, rollout=rollout, steps=12)
+    call["environment"] = json.dumps(ENVIRONMENT | {"use": "tests.training.slow_sums:SlowSums"})
+    train(**call)
+    tokens = totals(tmp_path)
+    assert tokens["stale"] > 0
+    assert tokens["generated"] == sum(tokens[fate] for fate in tokens if fate != "generated")
+    lines = read_metrics(str(tmp_path / "run" / "metrics.jsonl"))
+    assert all(line["staleness_max"] <= 1 for line in lines)
+    assert {name: count for name, count in audit(tmp_path / "run").items() if count} == {"steps": 12}
 
 
 def test_an_episode_longer_than_a_row_is_refused_before_anything_runs(tiny_inputs, tmp_path):
