@@ -24,13 +24,22 @@ from components.types import Policy
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What is open: `adapter` is the one that the engine serves at the start, as version 0."""
+    """What is open: `adapter` is the one that the engine serves at the start, as version 0.
+
+    `shares_devices`: trainer and engine take turns on the same ones.
+    """
 
     model: Model
     adapter: Adapter
     tokenizer: Tokenizer
     player: Player
     engine: Engine
+    shares_devices: bool = True
+
+    def trainer_waits(self, waits: bool) -> None:
+        """Tell an engine that shares its devices whether the trainer is out of work; see `EngineConfig.patience`."""
+        if self.shares_devices:
+            self.engine.trainer_waits(waits)
 
     def policy(self, sampling: SamplingConfig) -> Policy:
         """The engine's policy, with the stop strings of the renderer beside those of the recipe."""
@@ -75,4 +84,4 @@ def open_session(
         decode_text=tokenizer.decode,
     )
     with serving:
-        yield Session(model=model, adapter=start, tokenizer=tokenizer, player=player, engine=serving)
+        yield Session(model, start, tokenizer, player, serving, shares_devices=placement is None)

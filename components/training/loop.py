@@ -167,7 +167,7 @@ class TrainingLoop:
         self._stop.set()
 
     def _orchestrator(self) -> Orchestrator:
-        return Orchestrator(
+        orchestrator = Orchestrator(
             self._play,
             self._cursor,
             self._rollout,
@@ -176,6 +176,10 @@ class TrainingLoop:
             listener=Listener(ended=self._on_ended, closed=self._on_closed, rejected=self._on_rejected),
             recovered=self.history.unsettled,
         )
+        if self._rollout.max_staleness == 0:
+            # A context that lost its slot is computed again, with other last bits: a reproducible run keeps them all.
+            orchestrator.concurrency = min(orchestrator.concurrency, self._session.engine.config.slots)
+        return orchestrator
 
     async def _prove_start(self) -> None:
         """The adapter that the run starts from is proven like every later one."""
@@ -240,7 +244,7 @@ class TrainingLoop:
         return proof
 
     def _adapt(self, orchestrator: Orchestrator, numbers: Mapping[str, Any]) -> None:
-        if self._rollout.max_concurrency == "auto":
+        if self._rollout.max_concurrency == "auto" and self._rollout.max_staleness > 0:
             orchestrator.concurrency = self._auto.update(
                 trainer_waited=idle_share(numbers["trainer_seconds"]),
                 recomputed=numbers["recomputed_share"],
@@ -278,12 +282,13 @@ class TrainingLoop:
         """The next group, or None when the run is stopped first."""
         group = asyncio.ensure_future(anext(orchestrator))
         stopped = asyncio.ensure_future(self._stop.wait())
-        engine = self._session.engine
-        engine.trainer_waits(orchestrator.buffered_groups == 0)
         self.clock.switch(WAITING)
-        await asyncio.wait((group, stopped), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((group, stopped), timeout=0)
+        if not done:
+            self._session.trainer_waits(True)
+            await asyncio.wait((group, stopped), return_when=asyncio.FIRST_COMPLETED)
+        self._session.trainer_waits(orchestrator.buffered_groups == 0)
         self.clock.switch(BUSY)
-        engine.trainer_waits(orchestrator.buffered_groups == 0)
         stopped.cancel()
         if group.done():
             return group.result()
