@@ -9,11 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
+from components.config import load
 from components.environments.environment import environment_factory
 from components.errors import ConfigError
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.tokenizer import load_tokenizer
+from components.training.run import TrainConfig
 from components.types import Completion, FinishReason, Outcome, SequenceId, Trajectory
 from pipeline.cli import main
 from pipeline.recipe import load_recipe, shipped_recipes
@@ -22,9 +25,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    """The only code block of this language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+def block(language: str, holding: str = "") -> str:
+    """The only code block of this language that holds a text."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    (found,) = (each for each in blocks if holding in each)
     return found
 
 
@@ -32,11 +36,18 @@ def block(language: str) -> str:
 def vault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder with the README's two files in it."""
     (tmp_path / "vault.py").write_text(block("python"), encoding="utf-8")
-    (tmp_path / "vault.yaml").write_text(block("yaml"), encoding="utf-8")
+    (tmp_path / "vault.yaml").write_text(block("yaml", "vault"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     return tmp_path
+
+
+def test_the_asynchronous_settings_are_valid_with_those_that_stand_in_comments() -> None:
+    written = re.sub(r"^( +)# (?=[a-z_]+: )", r"\1", block("yaml", "max_staleness: 2"), flags=re.MULTILINE)
+    settings = yaml.safe_load(written)["train"]
+    assert {"drop_older_than", "group_quorum"} <= settings["rollout"].keys()
+    assert load(TrainConfig, {"steps": 1} | settings).placement is not None
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ LoRA is arXiv:2106.09685; rsLoRA's scale is arXiv:2312.03732. The adapter is a p
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Annotated, no_type_check
+from collections.abc import Iterator, Mapping
+from typing import Annotated, TypeVar, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -20,23 +20,38 @@ from components.errors import ConfigError, Problem
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, Base, Layer, module_name
 
+Number = TypeVar("Number", int, float)
+
 
 @config
 class LoraConfig:
     """`targets` are regular expressions; a module is bound when one of them matches its whole name.
 
     Names are those of Hugging Face: `model.layers.0.self_attn.q_proj`, `model.layers.0.mlp.gate_proj`.
-    The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`.
+    The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`. `rank_pattern` and `alpha_pattern` give some modules
+    another rank or alpha, as in PEFT: a key is a regular expression for the end of a name, from a dot or the name's
+    start on (`q_proj`, `layers.0.self_attn.q_proj`, `^model.layers.0.*q_proj`); of the keys that match, the first counts.
     """
 
     rank: Annotated[int, Field(ge=1)] = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
     rslora: bool = False
     targets: tuple[str, ...] = (".*",)
+    rank_pattern: Mapping[str, Annotated[int, Field(ge=1)]] = dataclasses.field(default_factory=dict)
+    alpha_pattern: Mapping[str, Annotated[float, Field(gt=0)]] = dataclasses.field(default_factory=dict)
+
+    def rank_of(self, module: str) -> int:
+        """The rank of the module with this whole name."""
+        return _first_match(self.rank_pattern, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What `A @ B` of the module with this whole name is multiplied by."""
+        alpha, rank = _first_match(self.alpha_pattern, module, self.alpha), self.rank_of(module)
+        return alpha / (rank**0.5 if self.rslora else rank)
 
     @property
     def scale(self) -> float:
-        """What `A @ B` is multiplied by."""
+        """What `A @ B` is multiplied by where no pattern matches."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
 
@@ -61,24 +76,26 @@ class Adapter:
 def init_adapter(key: jax.Array, architecture: Architecture, config: LoraConfig) -> Adapter:
     """A uniform in +-1/sqrt(inputs), B zero: at the start the policy is the base.
 
-    Raises ConfigError for a pattern, or one of its top-level alternatives, that binds no module.
+    Raises ConfigError for a target, one of its top-level alternatives, or a rank or alpha pattern that binds no module.
     """
     bound = bound_modules(architecture, config)
     layers: list[dict[str, LoraPair]] = [{} for _ in range(architecture.n_layers)]
     for index in range(architecture.n_layers):
         for place, module in enumerate(LINEAR_MODULES):
-            if module_name(index, module) not in bound:
+            name = module_name(index, module)
+            if name not in bound:
                 continue
             inputs, outputs = architecture.linear_shape(module)
             limit = inputs**-0.5
             pair_key = jax.random.fold_in(jax.random.fold_in(key, index), place)
-            a = jax.random.uniform(pair_key, (inputs, config.rank), minval=-limit, maxval=limit)
-            layers[index][module] = LoraPair(a=a, b=jnp.zeros((config.rank, outputs)), scale=config.scale)
+            rank = config.rank_of(name)
+            a = jax.random.uniform(pair_key, (inputs, rank), minval=-limit, maxval=limit)
+            layers[index][module] = LoraPair(a=a, b=jnp.zeros((rank, outputs)), scale=config.scale_of(name))
     return Adapter(layers=tuple(layers))
 
 
 def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, tuple[str, ...]]:
-    """Every module that is bound -> the patterns that bind it (an alternative of a pattern counts as its own).
+    """Every module that is bound -> the targets that bind it (an alternative of a target counts as its own).
 
     Raises ConfigError as `init_adapter` does.
     """
@@ -97,7 +114,10 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
     if problems or not patterns:
         raise ConfigError(problems or [Problem("targets", config.targets, "gives no pattern, so nothing would train")])
     bound = {name: tuple(pattern for pattern in patterns if name in matches[pattern]) for name in names}
-    return {name: by for name, by in bound.items() if by}
+    bound = {name: by for name, by in bound.items() if by}
+    if problems := [*_idle("rank_pattern", config.rank_pattern, bound), *_idle("alpha_pattern", config.alpha_pattern, bound)]:
+        raise ConfigError(problems)
+    return bound
 
 
 def module_names(adapter: Adapter) -> tuple[str, ...]:
@@ -137,11 +157,27 @@ def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
     return dataclasses.replace(layer, **merged)
 
 
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _idle(where: str, patterns: Mapping[str, float], bound: Mapping[str, tuple[str, ...]]) -> Iterator[Problem]:
+    """The keys of a rank or alpha pattern that no bound module's name ends with."""
+    message = "matches the end of no module that the targets bind; it must match from a dot or the name's start on"
+    for key in patterns:
+        if not any(_ends_with(key, name, where) for name in bound):
+            yield Problem(where, key, message)
+
+
+def _first_match(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
+    return next((value for key, value in patterns.items() if _ends_with(key, module, "rank_pattern")), default)
+
+
+def _ends_with(key: str, module: str, where: str) -> bool:
+    return _compiled(rf"(.*\.)?({key})", where).fullmatch(module) is not None
+
+
+def _compiled(pattern: str, where: str = "targets") -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(Problem("targets", pattern, f"is no regular expression: {error}")) from None
+        raise ConfigError(Problem(where, pattern, f"is no regular expression: {error}")) from None
 
 
 def _alternatives(pattern: str) -> list[str]:
