@@ -17,7 +17,6 @@ from components.model.architecture import Architecture
 from components.model.footprint import (
     BYTES,
     activation_bytes,
-    adapter_parameters,
     base_parameters,
     cache_bytes,
     read_architecture,
@@ -25,7 +24,7 @@ from components.model.footprint import (
 from components.rollout.player import Player, make_player
 from components.rollout.prepare import SPLITS
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
-from components.training.initialise import tiny_architecture
+from components.training.initialise import tiny_architecture, trained_parameters
 from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
 from pipeline.recipe import Recipe, section_texts
 
@@ -75,11 +74,11 @@ def problem_record(problem: Problem) -> dict[str, Any]:
 
 def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
     """Bytes by owner while training. Activations are an estimate; one base serves rollout, reference and trainer."""
-    train, lora = recipe.train, recipe.init_model.lora
+    train = recipe.train
     base = base_parameters(architecture) * BYTES[recipe.init_model.dtype]
     try:
-        adapter = 4 * adapter_parameters(architecture, lora)
-    except ConfigError:
+        adapter = 4 * trained_parameters(recipe.init_model, architecture)
+    except (ConfigError, WeightsError):
         adapter = 0
     engine, packing = train.engine, train.packing
     cache = cache_bytes(architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype)
@@ -196,9 +195,11 @@ def _how_to_get(source: str) -> str:
 
 def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Problem]:
     try:
-        adapter_parameters(architecture, recipe.init_model.lora)
+        trained_parameters(recipe.init_model, architecture)
     except ConfigError as error:
         yield from (Problem(f"init_model.lora.{each.where}", each.value, each.message) for each in error.problems)
+    except WeightsError as error:
+        yield Problem("init_model.adapter", recipe.init_model.adapter, str(error))
     limit = recipe.environment.limits.max_context
     if limit > architecture.max_positions:
         message = f"is more than the {architecture.max_positions} positions that the model was made for"

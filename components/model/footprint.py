@@ -30,8 +30,8 @@ def base_parameters(architecture: Architecture) -> int:
 
 def adapter_parameters(architecture: Architecture, config: LoraConfig) -> int:
     """Numbers that are trained. Raises ConfigError for a pattern that binds no module."""
-    shapes = [architecture.linear_shape(name.rpartition(".")[2]) for name in bound_modules(architecture, config)]
-    return sum(config.rank * (inputs + outputs) for inputs, outputs in shapes)
+    bound = bound_modules(architecture, config)
+    return sum(config.rank_of(name) * sum(architecture.linear_shape(name.rpartition(".")[2])) for name in bound)
 
 
 def cache_bytes(architecture: Architecture, *, slots: int, capacity: int, dtype: str) -> int:

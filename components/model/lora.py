@@ -5,7 +5,8 @@ LoRA is arXiv:2106.09685; rsLoRA's scale is arXiv:2312.03732. The adapter is a p
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, TypeVar, no_type_check
 
 import jax
@@ -28,9 +29,9 @@ class LoraConfig:
     """`targets` are regular expressions; a module is bound when one of them matches its whole name.
 
     Names are those of Hugging Face: `model.layers.0.self_attn.q_proj`, `model.layers.0.mlp.gate_proj`.
-    The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`. `rank_pattern` and `alpha_pattern` give some modules
-    another rank or alpha, as in PEFT: a key is a regular expression for the end of a name, from a dot or the name's
-    start on (`q_proj`, `layers.0.self_attn.q_proj`, `^model.layers.0.*q_proj`); of the keys that match, the first counts.
+    The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`. `rank_pattern` and `alpha_pattern` give some
+    modules another rank or alpha, as in PEFT: a key is a regular expression for the end of a name, from a dot or the
+    name's start on (`q_proj`, `layers.0.self_attn.q_proj`, `^model.layers.0.*q_proj`); the first that matches counts.
     """
 
     rank: Annotated[int, Field(ge=1)] = 16
@@ -39,6 +40,11 @@ class LoraConfig:
     targets: tuple[str, ...] = (".*",)
     rank_pattern: Mapping[str, Annotated[int, Field(ge=1)]] = dataclasses.field(default_factory=dict)
     alpha_pattern: Mapping[str, Annotated[float, Field(gt=0)]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for where, patterns in (("rank_pattern", self.rank_pattern), ("alpha_pattern", self.alpha_pattern)):
+            for key in patterns:
+                _compiled(key, where)
 
     def rank_of(self, module: str) -> int:
         """The rank of the module with this whole name."""
@@ -115,9 +121,15 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
         raise ConfigError(problems or [Problem("targets", config.targets, "gives no pattern, so nothing would train")])
     bound = {name: tuple(pattern for pattern in patterns if name in matches[pattern]) for name in names}
     bound = {name: by for name, by in bound.items() if by}
-    if problems := [*_idle("rank_pattern", config.rank_pattern, bound), *_idle("alpha_pattern", config.alpha_pattern, bound)]:
-        raise ConfigError(problems)
+    idle = [*_idle("rank_pattern", config.rank_pattern, bound), *_idle("alpha_pattern", config.alpha_pattern, bound)]
+    if idle:
+        raise ConfigError(idle)
     return bound
+
+
+def target_counts(architecture: Architecture, config: LoraConfig) -> dict[str, int]:
+    """How many modules each target, or alternative of one, binds. Raises ConfigError as `init_adapter` does."""
+    return dict(Counter(target for targets in bound_modules(architecture, config).values() for target in targets))
 
 
 def module_names(adapter: Adapter) -> tuple[str, ...]:
@@ -157,20 +169,19 @@ def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
     return dataclasses.replace(layer, **merged)
 
 
-def _idle(where: str, patterns: Mapping[str, float], bound: Mapping[str, tuple[str, ...]]) -> Iterator[Problem]:
-    """The keys of a rank or alpha pattern that no bound module's name ends with."""
-    message = "matches the end of no module that the targets bind; it must match from a dot or the name's start on"
-    for key in patterns:
-        if not any(_ends_with(key, name, where) for name in bound):
-            yield Problem(where, key, message)
+def _idle(where: str, keys: Iterable[str], bound: Iterable[str]) -> Iterator[Problem]:
+    """The keys of a rank or alpha pattern with which no bound module's name ends."""
+    for key in keys:
+        if not any(_ends_with(key, name) for name in bound):
+            yield Problem(where, key, "matches the end of no module that the targets bind, such as q_proj would")
 
 
 def _first_match(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
-    return next((value for key, value in patterns.items() if _ends_with(key, module, "rank_pattern")), default)
+    return next((value for key, value in patterns.items() if _ends_with(key, module)), default)
 
 
-def _ends_with(key: str, module: str, where: str) -> bool:
-    return _compiled(rf"(.*\.)?({key})", where).fullmatch(module) is not None
+def _ends_with(key: str, module: str) -> bool:
+    return re.fullmatch(rf"(.*\.)?({key})", module) is not None
 
 
 def _compiled(pattern: str, where: str = "targets") -> re.Pattern[str]:

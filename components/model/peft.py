@@ -6,6 +6,7 @@ A directory of another method (DoRA, KaSA, ...) or with a feature that is not su
 
 import json
 import re
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from jaxtyping import Array, Float
 from safetensors.flax import load_file
 from safetensors.numpy import save_file
 
-from components.errors import WeightsError
+from components import storage
+from components.config import load
+from components.errors import ConfigError, WeightsError
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, module_name
 from components.model.lora import Adapter, LoraConfig, LoraPair, module_names
+from components.storage import Uri
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -31,11 +35,12 @@ _SUPPORTED = {
     "r",
     "lora_alpha",
     "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
     "target_modules",
     "base_model_name_or_path",
     "lora_dropout",
     "inference_mode",
-    "init_lora_weights",
     "revision",
     "peft_version",
     "auto_mapping",
@@ -44,9 +49,20 @@ _SUPPORTED = {
     "exclude_modules",
     "layers_pattern",
     "layers_to_transform",
+    "qalora_group_size",  # means something beside use_qalora only, which is refused
 }
 """Fields that this reader understands, or that say nothing about the weights on the disk."""
 _NEUTRAL: tuple[Any, ...] = (None, False, "none", [], {}, "")
+_PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base alone and train both matrices; the others are other methods."""
+_SETTINGS = {
+    "r": "rank",
+    "lora_alpha": "alpha",
+    "use_rslora": "rslora",
+    "rank_pattern": "rank_pattern",
+    "alpha_pattern": "alpha_pattern",
+}
+"""Fields of PEFT, and those of `LoraConfig` that they are."""
 
 
 def save_adapter(folder: Path, adapter: Adapter, config: LoraConfig, *, base_name: str) -> None:
@@ -64,6 +80,8 @@ def save_adapter(folder: Path, adapter: Adapter, config: LoraConfig, *, base_nam
         "r": config.rank,
         "lora_alpha": config.alpha,
         "use_rslora": config.rslora,
+        "rank_pattern": dict(config.rank_pattern),
+        "alpha_pattern": dict(config.alpha_pattern),
         "target_modules": _targets(adapter),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -75,7 +93,7 @@ def save_adapter(folder: Path, adapter: Adapter, config: LoraConfig, *, base_nam
 def load_adapter(folder: Path, architecture: Architecture) -> Adapter:
     """Read a PEFT directory as an adapter of this architecture. Raises WeightsError naming the field or the tensor."""
     config = read_config(folder)
-    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors = _read_tensors(folder / WEIGHTS_FILE)
     sides: dict[str, dict[str, Float[Array, "_ _"]]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
@@ -97,21 +115,40 @@ def load_adapter(folder: Path, architecture: Architecture) -> Adapter:
     return Adapter(layers=layers)
 
 
+def open_adapter(place: Uri, architecture: Architecture) -> tuple[Adapter, LoraConfig]:
+    """`load_adapter` and `read_config` of a local folder or a gs:// URI. Raises WeightsError as they do."""
+    if not storage.is_remote(place):
+        return load_adapter(Path(place), architecture), read_config(Path(place))
+    with tempfile.TemporaryDirectory(prefix="adapter.") as folder:
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            try:
+                storage.download(storage.join(place, name), Path(folder, name))
+            except FileNotFoundError:
+                raise WeightsError(f"{storage.join(place, name)} does not exist; a PEFT adapter holds it") from None
+        return load_adapter(Path(folder), architecture), read_config(Path(folder))
+
+
 def read_config(folder: Path) -> LoraConfig:
-    """The rank, alpha and scale rule of a PEFT directory. Raises WeightsError for what would be half-read."""
+    """Ranks, alphas and the scale rule of a PEFT directory. Raises WeightsError for what would be half-read."""
     path = folder / CONFIG_FILE
     settings = _read_json(path)
     if settings.get("peft_type") != "LORA":
         raise WeightsError(f"{path}: peft_type is {settings.get('peft_type')!r}; only LORA adapters are read")
     for field, value in settings.items():
-        if field not in _SUPPORTED and value not in _NEUTRAL and not (field == "bias" and value == "none"):
+        plain = value in _PLAIN_STARTS if field == "init_lora_weights" else field in _SUPPORTED or value in _NEUTRAL
+        if not plain:
             raise WeightsError(f"{path}: {field} = {value!r} is not supported; export the adapter as plain LoRA")
+    for field in ("r", "lora_alpha"):
+        if settings.get(field) is None:
+            raise WeightsError(f"{path}: the field {field!r} is missing")
+    given = {field: settings[field] for field in _SETTINGS if settings.get(field) is not None}
     try:
-        return LoraConfig(
-            rank=settings["r"], alpha=float(settings["lora_alpha"]), rslora=settings.get("use_rslora", False)
-        )
-    except KeyError as missing:
-        raise WeightsError(f"{path}: the field {missing} is missing") from None
+        return load(LoraConfig, {_SETTINGS[field]: value for field, value in given.items()})
+    except ConfigError as error:
+        problem = error.problems[0]
+        names = {own: field for field, own in _SETTINGS.items()}
+        own, *rest = problem.where.split(".")
+        raise WeightsError(f"{path}: {'.'.join([names[own], *rest])} = {problem.value!r}: {problem.message}") from None
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
@@ -121,6 +158,12 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         raise WeightsError(f"{path} does not exist; a PEFT adapter directory holds it") from None
     except json.JSONDecodeError as error:
         raise WeightsError(f"{path}: is not JSON ({error})") from None
+
+
+def _read_tensors(path: Path) -> Mapping[str, Float[Array, "_ _"]]:
+    if not path.is_file():
+        raise WeightsError(f"{path} does not exist; only safetensors are read, so save the adapter with them")
+    return load_file(path)
 
 
 def _pairs(adapter: Adapter) -> list[LoraPair]:
@@ -138,10 +181,11 @@ def _pair(
 ) -> LoraPair:
     name = module_name(layer, module)
     inputs, outputs = architecture.linear_shape(module)
-    wanted = {"A": (inputs, config.rank), "B": (config.rank, outputs)}
+    rank = config.rank_of(name)
+    wanted = {"A": (inputs, rank), "B": (rank, outputs)}
     for side, shape in wanted.items():
         found = sides[side].shape if side in sides else None
         if found != shape:
             stored, needed = found and found[::-1], shape[::-1]
             raise WeightsError(f"{name}.lora_{side}.weight has shape {stored}, and this model needs {needed}")
-    return LoraPair(a=sides["A"], b=sides["B"], scale=config.scale)
+    return LoraPair(a=sides["A"], b=sides["B"], scale=config.scale_of(name))

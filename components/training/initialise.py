@@ -1,4 +1,4 @@
-"""A checkpoint, or nothing -> a frozen base and a fresh adapter on it, each a folder.
+"""A checkpoint, or nothing -> a frozen base and the adapter to start from, each a folder.
 
 Nothing is copied of a checkpoint that lies elsewhere. A tiny model is made here from scratch: its tokenizer is an
 alphabet, and supervised tuning on demonstrations teaches it the form of calls and answers before training starts.
@@ -22,9 +22,9 @@ from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.base_artifact import HERE, BaseArtifact, read_base, write_base
 from components.model.checkpoint_folder import write_checkpoint
-from components.model.footprint import base_parameters, read_architecture
-from components.model.lora import LoraConfig, init_adapter, module_names, parameter_count
-from components.model.peft import save_adapter
+from components.model.footprint import adapter_parameters, base_parameters, read_architecture
+from components.model.lora import Adapter, LoraConfig, init_adapter, module_names, parameter_count, target_counts
+from components.model.peft import open_adapter, save_adapter
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.prepare import read_tasks
 from components.rollout.tokenizer import CharacterTokenizer
@@ -67,15 +67,20 @@ class TinyConfig:
 class InitConfig:
     """Where the base comes from: `source` (a Hugging Face folder, a .gguf file, `package:NAME`) or `tiny`, one of both.
 
-    `dtype` is that of the frozen weights in memory; the adapter is float32.
+    `dtype` is that of the frozen weights in memory; the adapter is float32. It starts from what `lora` describes, or
+    from the PEFT directory `adapter`, a local folder or a gs:// URI, which then says what `lora` would have said.
     """
 
     source: str | None = None
     tiny: TinyConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig = LoraConfig()
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
+        if self.adapter is not None and self.lora != LoraConfig():
+            message = "the PEFT directory has its own ranks, alphas and modules; leave out lora, or adapter"
+            raise ConfigError(Problem("init_model.adapter", self.adapter, message))
         if (self.source is None) == (self.tiny is None):
             given = "neither" if self.source is None else "both"
             raise ConfigError(Problem("init_model", given, "give either source (weights that exist) or tiny"))
@@ -93,7 +98,8 @@ class Demonstrating(Environment, Protocol):
 def initialise(*, section: str, environment: str, seed: int, tasks: str, base: str, adapter: str) -> dict[str, Any]:
     """Write the folders `base` and `adapter`; gives what is worth knowing of both.
 
-    Raises ConfigError for a LoRA pattern that binds nothing, WeightsError for a source that cannot be read.
+    Raises ConfigError for a LoRA pattern that binds nothing, WeightsError for a source or an adapter that cannot be
+    read.
     """
     settings = from_json(InitConfig, section, where="init_model")
     world = from_json(EnvironmentConfig, environment, where="environment")
@@ -105,17 +111,33 @@ def initialise(*, section: str, environment: str, seed: int, tasks: str, base: s
         write_base(Path(base), str(settings.source), dtype=settings.dtype)
     artifact = read_base(Path(base))
     architecture = read_architecture(artifact.source)
-    fresh = init_adapter(adapter_key, architecture, settings.lora)
-    save_adapter(Path(adapter), fresh, settings.lora, base_name=artifact.source)
+    start, lora = _starting_adapter(settings, adapter_key, architecture)
+    save_adapter(Path(adapter), start, lora, base_name=artifact.source)
     facts = _facts(artifact, architecture) | {
-        "adapter_modules": len(module_names(fresh)),
-        "adapter_parameters": parameter_count(fresh),
+        "adapter_modules": len(module_names(start)),
+        "adapter_parameters": parameter_count(start),
     }
     say(
         f"{facts['family']} base of {facts['parameters']:,} parameters; the adapter binds {facts['adapter_modules']} "
         f"modules and trains {facts['adapter_parameters']:,} parameters"
     )
     return facts
+
+
+def trained_parameters(settings: InitConfig, architecture: Architecture) -> int:
+    """How many numbers the adapter has. Raises ConfigError or WeightsError as `initialise` does."""
+    if settings.adapter is None:
+        return adapter_parameters(architecture, settings.lora)
+    return parameter_count(open_adapter(settings.adapter, architecture)[0])
+
+
+def _starting_adapter(settings: InitConfig, key: jax.Array, architecture: Architecture) -> tuple[Adapter, LoraConfig]:
+    if settings.adapter is not None:
+        say(f"the adapter goes on from {settings.adapter}")
+        return open_adapter(settings.adapter, architecture)
+    for target, count in target_counts(architecture, settings.lora).items():
+        say(f"the LoRA target {target} binds {count} modules")
+    return init_adapter(key, architecture, settings.lora), settings.lora
 
 
 def _make_tiny(

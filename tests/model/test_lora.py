@@ -10,7 +10,17 @@ import pytest
 
 from components.errors import ConfigError
 from components.model.architecture import Architecture
-from components.model.lora import Adapter, LoraConfig, LoraPair, bound_modules, init_adapter, merge, module_names
+from components.model.footprint import adapter_parameters
+from components.model.lora import (
+    Adapter,
+    LoraConfig,
+    LoraPair,
+    bound_modules,
+    init_adapter,
+    merge,
+    module_names,
+    target_counts,
+)
 from components.model.lora import parameter_count as count
 from components.model.weights import random_base
 from tests.model.tiny import CONFIGS
@@ -37,6 +47,65 @@ def test_an_adapter_on_everything_binds_seven_modules_per_layer_under_their_hugg
     assert names[-1] == "model.layers.2.mlp.down_proj"
     # q 32->48, k and v 32->24, o 48->32, gate and up 32->48, down 48->32; rank 2, three layers.
     assert count(adapter) == 3 * 2 * (80 + 56 + 56 + 80 + 80 + 80 + 80)
+
+
+def test_what_will_be_trained_is_counted_before_a_number_is_made() -> None:
+    config = LoraConfig(rank=8, rank_pattern={"layers.1.mlp.*_proj": 2})
+    assert adapter_parameters(QWEN, config) == count(init_adapter(jax.random.key(0), QWEN, config))
+
+
+def test_patterns_give_a_module_its_own_rank_and_alpha_and_the_rest_keep_the_default() -> None:
+    config = LoraConfig(
+        rank=16, alpha=32.0, targets=(r".*\.(q|v)_proj",), rank_pattern={"q_proj": 4}, alpha_pattern={"q_proj": 4.0}
+    )
+    pairs = init_adapter(jax.random.key(0), QWEN, config).layers[1]
+    q_proj, v_proj = pairs["q_proj"], pairs["v_proj"]
+    assert (q_proj.a.shape, q_proj.b.shape, q_proj.scale) == ((32, 4), (4, 48), 1.0)
+    assert (v_proj.a.shape, v_proj.b.shape, v_proj.scale) == ((32, 16), (16, 24), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "bound"),
+    [
+        ("q_proj", True),
+        ("self_attn.q_proj", True),
+        ("^model.layers.0.*q_proj", True),
+        ("(k|q)_proj", True),
+        ("k_proj|q_proj", True),
+        ("_proj", False),  # a suffix starts after a dot
+        ("layers.1.*q_proj", False),
+        ("model.layers.0", False),
+    ],
+)
+def test_a_pattern_matches_the_end_of_a_name_as_in_peft(key: str, bound: bool) -> None:
+    config = LoraConfig(rank=16, alpha=32.0, rslora=True, rank_pattern={key: 4})
+    assert config.rank_of("model.layers.0.self_attn.q_proj") == (4 if bound else 16)
+    assert config.scale_of("model.layers.0.self_attn.q_proj") == (16.0 if bound else 8.0)
+
+
+def test_of_the_patterns_that_match_the_first_counts() -> None:
+    config = LoraConfig(alpha_pattern={"v_proj": 1.0, "layers.0.self_attn.q_proj": 2.0, "q_proj": 3.0}, rank=1)
+    scales = [config.scale_of(f"model.layers.{layer}.self_attn.q_proj") for layer in (0, 1)]
+    assert scales == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("pattern", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("key", ["q_einsum", "k_proj"])
+def test_a_rank_or_alpha_pattern_that_no_bound_module_has_is_an_error(pattern: str, key: str) -> None:
+    config = LoraConfig(targets=(".*q_proj",), **{pattern: {"q_proj": 4, key: 8}})
+    with pytest.raises(ConfigError) as raised:
+        init_adapter(jax.random.key(0), QWEN, config)
+    assert [(problem.where, problem.value) for problem in raised.value.problems] == [(pattern, key)]
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused_where_it_is_written() -> None:
+    with pytest.raises(ConfigError, match="rank_pattern"):
+        LoraConfig(rank_pattern={"(q_proj": 4})
+
+
+def test_every_alternative_of_a_target_counts_its_modules() -> None:
+    config = LoraConfig(targets=(".*gate_proj|.*layers.0.mlp.*_proj", ".*q_proj"))
+    assert target_counts(QWEN, config) == {".*gate_proj": 3, ".*layers.0.mlp.*_proj": 3, ".*q_proj": 3}
 
 
 def test_a_starts_uniform_within_one_by_the_root_of_its_inputs_and_b_at_zero() -> None:

@@ -1,16 +1,18 @@
 """A PEFT directory is read whole or refused by name, and written so that peft itself reads it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+from components import storage
 from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.lora import LoraConfig, init_adapter
-from components.model.peft import CONFIG_FILE, load_adapter, read_config, save_adapter
+from components.model.peft import CONFIG_FILE, load_adapter, open_adapter, read_config, save_adapter
 
 CASES = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "files" / "adapter_configs"
 
@@ -46,12 +48,15 @@ def random_adapter(config: LoraConfig):
         LoraConfig(rank=3, alpha=6.0),
         LoraConfig(rank=4, alpha=8.0, rslora=True),
         LoraConfig(rank=2, targets=(r"model\.layers\.1\..*",)),
+        LoraConfig(rank=4, alpha=8.0, rank_pattern={"q_proj": 2, "layers.1.mlp.*": 1}, alpha_pattern={"q_proj": 2.0}),
+        LoraConfig(rank=4, alpha=8.0, rslora=True, rank_pattern={"^model.layers.0.*q_proj": 1}),
     ],
 )
 def test_an_adapter_survives_the_disk_bit_for_bit_with_its_scale(tmp_path, config):
     adapter = random_adapter(config)
     save_adapter(tmp_path, adapter, config, base_name="tiny")
     again = load_adapter(tmp_path, ARCHITECTURE)
+    assert replace(read_config(tmp_path), targets=config.targets) == config
     assert jax.tree.structure(again) == jax.tree.structure(adapter)
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(adapter), jax.tree.leaves(again), strict=True))
 
@@ -65,9 +70,39 @@ def test_the_scale_of_a_real_configuration_is_read(tmp_path, name, scale):
     assert read_config(tmp_path).scale == scale
 
 
+def test_the_real_configurations_load_or_are_refused_by_the_field_that_makes_them_another_method(tmp_path):
+    sources = sorted(CASES.glob("*.json"))
+    if not sources:
+        pytest.skip("the shared case bank does not lie beside this clone")
+    refused = {"rank32-kasa": "kasa_config", "rank32-mica": "init_lora_weights = 'mica'"}
+    for source in sources:
+        (tmp_path / CONFIG_FILE).write_text(source.read_text())
+        name = source.stem.partition("3B-")[2]
+        if name in refused:
+            with pytest.raises(WeightsError, match=refused[name]):
+                read_config(tmp_path)
+        else:
+            settings = json.loads(source.read_text())
+            config = read_config(tmp_path)
+            assert (config.rank, config.alpha) == (settings["r"], settings["lora_alpha"])
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("use_dora", True), ("rank_pattern", {"q_proj": 4}), ("bias", "all"), ("kasa_config", {"beta": 1}), ("r", None)],
+    [
+        ("use_dora", True),
+        ("bias", "all"),
+        ("kasa_config", {"beta": 1}),
+        ("init_lora_weights", "pissa_niter_4"),
+        ("modules_to_save", ["lm_head"]),
+        ("trainable_token_indices", [1]),
+        ("layer_replication", [[0, 1]]),
+        ("something_new", 3),
+        ("r", None),
+        ("r", 0),
+        ("lora_alpha", 0),
+        ("rank_pattern", {"q_proj": "4"}),
+    ],
 )
 def test_what_would_be_half_read_is_refused_by_field_name(tmp_path, field, value):
     save_adapter(tmp_path, random_adapter(LoraConfig(rank=2)), LoraConfig(rank=2), base_name="tiny")
@@ -78,6 +113,36 @@ def test_what_would_be_half_read_is_refused_by_field_name(tmp_path, field, value
     (tmp_path / CONFIG_FILE).write_text(json.dumps(settings))
     with pytest.raises(WeightsError, match=f"{field}"):
         load_adapter(tmp_path, ARCHITECTURE)
+
+
+def test_a_configuration_as_peft_writes_it_today_is_read(tmp_path):
+    peft = pytest.importorskip("peft")
+    written = peft.LoraConfig(r=16, lora_alpha=32, rank_pattern={"q_proj": 4}, alpha_pattern={"q_proj": 4})
+    written.save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    assert [config.rank_of(name) for name in ("x.q_proj", "x.v_proj")] == [4, 16]
+    assert [config.scale_of(name) for name in ("x.q_proj", "x.v_proj")] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket"])
+def test_an_adapter_is_opened_wherever_it_lies(tmp_path, where, request):
+    config = LoraConfig(rank=4, rank_pattern={"q_proj": 2})
+    adapter = random_adapter(config)
+    save_adapter(tmp_path, adapter, config, base_name="tiny")
+    place = str(tmp_path) if where == "folder" else request.getfixturevalue("gcs") + "/adapter"
+    if where == "bucket":
+        storage.upload_folder(tmp_path, place)
+    opened, settings = open_adapter(place, ARCHITECTURE)
+    assert settings == config
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(adapter), jax.tree.leaves(opened), strict=True))
+
+
+def test_an_adapter_that_is_not_there_is_named(tmp_path, gcs):
+    with pytest.raises(WeightsError, match=r"nowhere/adapter_config\.json does not exist"):
+        open_adapter(f"{gcs}/nowhere", ARCHITECTURE)
+    (tmp_path / CONFIG_FILE).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    with pytest.raises(WeightsError, match="only safetensors are read"):
+        open_adapter(str(tmp_path), ARCHITECTURE)
 
 
 def test_another_method_is_refused(tmp_path):

@@ -97,6 +97,34 @@ def test_the_same_seed_makes_the_same_model_and_another_seed_another(tmp_path: P
     assert prints[0] == prints[1] != prints[2]
 
 
+def test_an_adapter_from_elsewhere_is_gone_on_with_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lora = LoraConfig(rank=4, alpha=8.0, rank_pattern={"q_proj": 2}, alpha_pattern={"q_proj": 3.0})
+    first = start(tmp_path / "first", replace(SETTINGS, lora=lora))
+    there = tmp_path / "first" / "adapter"
+    second = start(tmp_path / "second", InitConfig(tiny=TINY, adapter=str(there)), seed=5)
+    assert second["adapter_parameters"] == first["adapter_parameters"]
+    assert replace(read_config(tmp_path / "second" / "adapter"), targets=lora.targets) == lora
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        ours, theirs = ((folder / name).read_text("latin-1") for folder in (tmp_path / "second" / "adapter", there))
+        assert ours.replace("second", "first") == theirs
+    assert f"goes on from {there}" in capsys.readouterr().err
+
+
+def test_a_run_says_how_many_modules_each_target_binds_and_how_much_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path, replace(SETTINGS, lora=LoraConfig(rank=2, targets=(".*q_proj|.*mlp.*",))))
+    said = capsys.readouterr().err
+    assert "the LoRA target .*q_proj binds 1 modules" in said
+    assert "the LoRA target .*mlp.* binds 3 modules" in said
+    assert "binds 4 modules and trains 352 parameters" in said  # 2 x (16 + 16) and three times 2 x (16 + 32)
+
+
+def test_an_adapter_and_settings_for_a_fresh_one_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="leave out lora, or adapter"):
+        InitConfig(source="x", adapter="y", lora=LoraConfig(rank=2))
+
+
 def test_weights_that_lie_elsewhere_are_pointed_to_and_not_copied(tmp_path: Path) -> None:
     start(tmp_path, SETTINGS)
     there = tmp_path / "base"
