@@ -11,7 +11,8 @@ import pytest
 from components import storage
 from components.errors import WeightsError
 from components.model.architecture import Architecture
-from components.model.lora import LoraConfig, init_adapter
+from components.model.huggingface import huggingface_config
+from components.model.lora import LoraConfig, init_adapter, named_pairs
 from components.model.peft import CONFIG_FILE, load_adapter, open_adapter, read_config, save_adapter
 
 CASES = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "files" / "adapter_configs"
@@ -155,3 +156,25 @@ def test_an_adapter_of_another_shape_names_the_tensor(tmp_path):
     save_adapter(tmp_path, random_adapter(LoraConfig(rank=2)), LoraConfig(rank=3), base_name="tiny")
     with pytest.raises(WeightsError, match=r"q_proj\.lora_A\.weight has shape \(2, 8\), and this model needs \(3, 8\)"):
         load_adapter(tmp_path, ARCHITECTURE)
+
+
+@pytest.mark.filterwarnings("ignore")  # what the two libraries deprecate in each other
+def test_peft_gives_each_module_the_rank_and_scale_that_we_gave_it_and_what_it_saves_is_the_same_adapter(tmp_path):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = LoraConfig(
+        rank=4, alpha=8.0, rank_pattern={"layers.0.*q_proj": 2, "mlp.*": 1}, alpha_pattern={"q_proj": 3.0}
+    )
+    adapter = random_adapter(config)
+    save_adapter(tmp_path, adapter, config, base_name="tiny")
+    settings = {key: value for key, value in huggingface_config(ARCHITECTURE).items() if key != "model_type"}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("llama", **settings))
+    wrapped = peft.PeftModel.from_pretrained(model, tmp_path)
+    modules = {name.removeprefix("base_model.model."): module for name, module in wrapped.named_modules()}
+    for name, pair in named_pairs(adapter).items():
+        delta = modules[name].get_delta_weight("default").numpy()
+        np.testing.assert_allclose(delta, pair.scale * np.asarray(pair.a @ pair.b).T, rtol=1e-5, atol=1e-5)
+    wrapped.save_pretrained(tmp_path / "again")
+    again, settings = open_adapter(str(tmp_path / "again"), ARCHITECTURE)
+    assert settings == config
+    assert jax.tree.structure(again) == jax.tree.structure(adapter)
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(adapter), jax.tree.leaves(again), strict=True))
