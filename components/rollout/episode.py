@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, ParamSpec, TypeVar, no_type_check
 
 from pydantic import Field
 
@@ -23,7 +23,18 @@ from components.errors import (
     RolloutError,
 )
 from components.rollout.renderer import Renderer
-from components.types import Failure, FinishReason, Message, Outcome, Policy, SequenceId, Task, Trajectory, Turn
+from components.types import (
+    Completion,
+    Failure,
+    FinishReason,
+    Message,
+    Outcome,
+    Policy,
+    SequenceId,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,29 +59,6 @@ class EpisodeLimits:
     max_close_seconds: Annotated[float, Field(gt=0)] = 5.0
 
 
-@dataclass(slots=True)
-class _Record:
-    """What has happened so far; what is left of an episode when it breaks. `at` names what it is waiting for."""
-
-    deadline: float
-    at: str = "reset"
-    turns: list[Turn] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    cut_by: str | None = None
-    tool_use: ToolUse = NO_TOOL_USE
-    reward_parts: dict[str, float] = field(default_factory=dict)
-    failure: Failure | None = None
-
-    def observe(self, observation: Observation) -> None:
-        self.messages.extend(observation.messages)
-        if observation.tool_use is not NO_TOOL_USE:
-            self.tool_use += observation.tool_use
-
-    def fail(self, error: RolloutError) -> None:
-        """The first failure is the cause of the others."""
-        self.failure = self.failure or Failure(kind=error.kind, message=words_of(error))
-
-
 async def run_episode(
     policy: Policy,
     environment: Environment,
@@ -85,94 +73,151 @@ async def run_episode(
     The environment lives in one task of its own from reset to close, so that it may hold on to what belongs to a task.
     It cannot outlive its limits by catching its cancellation, nor pass for cancelled when nobody cancelled it.
     """
-    started = time.perf_counter()
-    record = _Record(deadline=started + limits.max_seconds)
-    act = _act(policy, environment, renderer, task, limits, sequence, record)
+    episode = _Episode(policy, environment, renderer, task, limits, sequence, started=time.perf_counter())
     try:
-        await bounded(act, limits.max_seconds, grace=limits.max_close_seconds + 1)
+        await bounded(episode.act(), limits.max_seconds, grace=limits.max_close_seconds + 1)
     except OverdueError as late:
         if late.__cause__ is not None:
             raise late.__cause__ from None
-        record.failure = None
-        record.fail(_too_late(task, limits, record))
+        episode.failure = None
+        episode.fail(episode.overdue())
     except SelfCancelledError:
-        record.fail(CancelledEpisodeError(f"{record.at} of task {task.id} cancelled the episode that it belongs to"))
-    return _trajectory(task, sequence, record, time.perf_counter() - started)
+        episode.fail(CancelledEpisodeError(f"{episode.at} of task {task.id} cancelled the episode that it belongs to"))
+    return episode.trajectory()
 
 
-async def _act(
-    policy: Policy,
-    environment: Environment,
-    renderer: Renderer,
-    task: Task,
-    limits: EpisodeLimits,
-    sequence: SequenceId,
-    record: _Record,
-) -> None:
-    """The whole episode; its failures are in the record."""
-    can_wait = True
-    try:
-        await _play(policy, environment, renderer, task, limits, sequence, record)
-        record.at = "reward"
-        with _boundary(GraderFailedError, "reward", task):
-            where = f"{type(environment).__name__}, task {task.id}"
-            record.reward_parts = as_reward_parts(await environment.reward(), where=where)
-        record.at = "close"
-    except RolloutError as error:
-        record.fail(error)
-        record.at = "close"
-    except GeneratorExit:
-        # Ended by force: nothing can be awaited any more.
-        can_wait = False
-        raise
-    finally:
-        if can_wait:
-            await _close(environment, task, limits, record)
+@no_type_check  # an environment whose `tools` raises is no instance of its protocol at run time, and that is data
+@dataclass(slots=True)
+class _Episode:
+    """What it is made of, and what has happened so far; that is left when it breaks. `at` names what it waits for."""
 
+    policy: Policy
+    environment: Environment
+    renderer: Renderer
+    task: Task
+    limits: EpisodeLimits
+    sequence: SequenceId
+    started: float
+    at: str = "reset"
+    turns: list[Turn] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    cut_by: str | None = None
+    tool_use: ToolUse = NO_TOOL_USE
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
 
-async def _play(
-    policy: Policy,
-    environment: Environment,
-    renderer: Renderer,
-    task: Task,
-    limits: EpisodeLimits,
-    sequence: SequenceId,
-    record: _Record,
-) -> None:
-    most = limits.max_observation_characters
-    with _boundary(EnvironmentFailedError, "reset", task):
-        observation = checked_observation(await environment.reset(task), most)
-        tools = checked_tools(environment.tools)
-    record.observe(observation)
-    if observation.done:
-        return
-    size = characters_of(observation.messages) + characters_of_tools(tools, _SHORT)
-    prompt_ids = tuple(await _translated(size, renderer.start, observation.messages, tools))
-    while True:
-        room = limits.max_context - len(prompt_ids)
-        if len(record.turns) >= limits.max_turns or room < 1:
-            record.cut_by = "context" if room < 1 else "turns"
-            return
-        record.at = "policy"
-        turn = SequenceId(sequence.task_id, sequence.epoch, sequence.member, sequence.attempt, len(record.turns))
-        completion = await policy(prompt_ids, sequence=turn, max_tokens=min(limits.max_new_tokens, room))
-        record.turns.append(Turn(prompt_ids=prompt_ids, completion=completion))
-        message = await _translated(len(completion.token_ids), renderer.parse, completion.token_ids, tools)
-        record.messages.append(message)
-        if completion.finish_reason is not FinishReason.STOP:
-            record.cut_by = "context" if room <= limits.max_new_tokens else "length"
-            return
-        record.at = "step"
-        with _boundary(EnvironmentFailedError, "step", task):
-            observation = checked_observation(await environment.step(message), most)
-        record.observe(observation)
+    async def act(self) -> None:
+        """The whole of it; failures are kept, not raised."""
+        can_wait = True
+        try:
+            await self._play()
+            self.at = "reward"
+            with _boundary(GraderFailedError, "reward", self.task):
+                where = f"{type(self.environment).__name__}, task {self.task.id}"
+                self.reward_parts = as_reward_parts(await self.environment.reward(), where=where)
+            self.at = "close"
+        except RolloutError as error:
+            self.fail(error)
+            self.at = "close"
+        except GeneratorExit:
+            # Ended by force: nothing can be awaited any more.
+            can_wait = False
+            raise
+        finally:
+            if can_wait:
+                await self._close()
+
+    async def _play(self) -> None:
+        with _boundary(EnvironmentFailedError, "reset", self.task):
+            observation = self._observe(await self.environment.reset(self.task))
+            tools = checked_tools(self.environment.tools)
         if observation.done:
             return
-        if time.perf_counter() > record.deadline:
-            raise _too_late(task, limits, record)
-        size = characters_of(observation.messages) + len(completion.token_ids)
-        added = await _translated(size, renderer.extend, completion, observation.messages)
-        prompt_ids = (*prompt_ids, *completion.token_ids, *added)
+        size = characters_of(observation.messages) + characters_of_tools(tools, _SHORT)
+        prompt_ids = tuple(await _translated(size, self.renderer.start, observation.messages, tools))
+        while (completion := await self._turn(prompt_ids)) is not None:
+            message = await _translated(len(completion.token_ids), self.renderer.parse, completion.token_ids, tools)
+            self.messages.append(message)
+            if self.cut_by is not None:
+                return
+            self.at = "step"
+            with _boundary(EnvironmentFailedError, "step", self.task):
+                observation = self._observe(await self.environment.step(message))
+            if observation.done:
+                return
+            if time.perf_counter() > self.started + self.limits.max_seconds:
+                raise self.overdue()
+            size = characters_of(observation.messages) + len(completion.token_ids)
+            added = await _translated(size, self.renderer.extend, completion, observation.messages)
+            prompt_ids = (*prompt_ids, *completion.token_ids, *added)
+
+    async def _turn(self, prompt_ids: tuple[int, ...]) -> Completion | None:
+        """Sample one turn; None where a limit leaves no room for it. `cut_by` says which limit it ended at."""
+        limits = self.limits
+        room = limits.max_context - len(prompt_ids)
+        if len(self.turns) >= limits.max_turns or room < 1:
+            self.cut_by = "context" if room < 1 else "turns"
+            return None
+        self.at = "policy"
+        of = self.sequence
+        turn = SequenceId(of.task_id, of.epoch, of.member, of.attempt, len(self.turns))
+        completion = await self.policy(prompt_ids, sequence=turn, max_tokens=min(limits.max_new_tokens, room))
+        self.turns.append(Turn(prompt_ids=prompt_ids, completion=completion))
+        if completion.finish_reason is not FinishReason.STOP:
+            self.cut_by = "context" if room <= limits.max_new_tokens else "length"
+        return completion
+
+    def _observe(self, answer: object) -> Observation:
+        observation = checked_observation(answer, self.limits.max_observation_characters)
+        self.messages.extend(observation.messages)
+        if observation.tool_use is not NO_TOOL_USE:
+            self.tool_use += observation.tool_use
+        return observation
+
+    async def _close(self) -> None:
+        limit = asyncio.timeout(self.limits.max_close_seconds)
+        try:
+            with _boundary(EnvironmentFailedError, "close", self.task):
+                async with limit:
+                    await self.environment.close()
+        except RolloutError as error:
+            took = (
+                f"close of task {self.task.id} took longer than max_close_seconds = {self.limits.max_close_seconds:g}"
+            )
+            self.fail(EnvironmentFailedError(took) if limit.expired() else error)
+
+    def fail(self, error: RolloutError) -> None:
+        """The first failure is the cause of the others."""
+        self.failure = self.failure or Failure(kind=error.kind, message=words_of(error))
+
+    def overdue(self) -> EpisodeTimeoutError:
+        """It took too long."""
+        return EpisodeTimeoutError(
+            f"task {self.task.id} took longer than max_seconds = {self.limits.max_seconds:g}; "
+            f"it was waiting for {self.at}"
+        )
+
+    def trajectory(self) -> Trajectory:
+        """The record of it."""
+        outcome = Outcome.FAILED if self.failure else Outcome.TRUNCATED if self.cut_by else Outcome.FINISHED
+        return Trajectory(
+            task=self.task,
+            turns=tuple(self.turns),
+            messages=tuple(self.messages),
+            outcome=outcome,
+            reward=None if self.failure else sum(self.reward_parts.values()),
+            reward_parts=self.reward_parts,
+            cut_by=self.cut_by,
+            failure=self.failure,
+            epoch=self.sequence.epoch,
+            member=self.sequence.member,
+            attempt=self.sequence.attempt,
+            tool_calls=self.tool_use.calls,
+            tool_errors=self.tool_use.errors,
+            malformed_calls=sum(len(message.malformed_calls) for message in self.messages),
+            seconds=time.perf_counter() - self.started,
+            tool_seconds=self.tool_use.seconds,
+        )
 
 
 async def _translated(size: int, translate: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -193,42 +238,3 @@ def _boundary(kind: type[RolloutError], act: str, task: Task) -> Iterator[None]:
         raise kind(f"{act} of task {task.id} raised {error_text(error)}") from error
     except SystemExit as leaving:
         raise kind(f"{act} of task {task.id} called sys.exit({leaving.code!r})") from leaving
-
-
-async def _close(environment: Environment, task: Task, limits: EpisodeLimits, record: _Record) -> None:
-    limit = asyncio.timeout(limits.max_close_seconds)
-    try:
-        with _boundary(EnvironmentFailedError, "close", task):
-            async with limit:
-                await environment.close()
-    except RolloutError as error:
-        took = f"close of task {task.id} took longer than max_close_seconds = {limits.max_close_seconds:g}"
-        record.fail(EnvironmentFailedError(took) if limit.expired() else error)
-
-
-def _too_late(task: Task, limits: EpisodeLimits, record: _Record) -> EpisodeTimeoutError:
-    return EpisodeTimeoutError(
-        f"task {task.id} took longer than max_seconds = {limits.max_seconds:g}; it was waiting for {record.at}"
-    )
-
-
-def _trajectory(task: Task, sequence: SequenceId, record: _Record, seconds: float) -> Trajectory:
-    outcome = Outcome.FAILED if record.failure else Outcome.TRUNCATED if record.cut_by else Outcome.FINISHED
-    return Trajectory(
-        task=task,
-        turns=tuple(record.turns),
-        messages=tuple(record.messages),
-        outcome=outcome,
-        reward=None if record.failure else sum(record.reward_parts.values()),
-        reward_parts=record.reward_parts,
-        cut_by=record.cut_by,
-        failure=record.failure,
-        epoch=sequence.epoch,
-        member=sequence.member,
-        attempt=sequence.attempt,
-        tool_calls=record.tool_use.calls,
-        tool_errors=record.tool_use.errors,
-        malformed_calls=sum(len(message.malformed_calls) for message in record.messages),
-        seconds=seconds,
-        tool_seconds=record.tool_use.seconds,
-    )

@@ -110,6 +110,7 @@ def test_a_full_batch_is_not_held(compiled):
     with engine(patience=60.0) as running:
         running.trainer_waits(False)
         asyncio.run(together(running, NAMES[:4]))
+        assert HOLDING not in running.statistics().seconds
 
 
 def test_held_requests_start_the_moment_the_trainer_waits(compiled):

@@ -19,7 +19,8 @@ from components.telemetry.run_files import read_run
 from components.training.replay import replay
 from components.training.run import train
 from tests.audit import audit, read_events
-from tests.tiny_run import ENVIRONMENT, TRAIN
+from tests.tiny_run import TRAIN
+from tests.training.test_run import arguments
 
 SOUND = {"trained_twice": 0, "regenerated_finished": 0, "dropped": 0, "missing_steps": 0}
 
@@ -55,17 +56,6 @@ Learner._train = killed
 }
 
 
-def call(tiny_inputs: dict[str, str], folder: Path, **changes) -> dict[str, object]:
-    return {
-        "section": json.dumps(TRAIN | changes),
-        "environment": json.dumps(ENVIRONMENT),
-        "seed": 0,
-        "run_folder": str(folder / "run"),
-        "trained": str(folder / "trained"),
-        **tiny_inputs,
-    }
-
-
 def bits(folder: Path) -> bytes:
     return (folder / "trained" / WEIGHTS_FILE).read_bytes()
 
@@ -74,7 +64,7 @@ def bits(folder: Path) -> bytes:
 def whole(tiny_inputs, tmp_path_factory) -> Path:
     """A run of 4 steps that nothing has disturbed, with checkpoints of steps 3 and 4."""
     folder = tmp_path_factory.mktemp("whole")
-    train(**call(tiny_inputs, folder))
+    train(**arguments(tiny_inputs, folder))
     return folder
 
 
@@ -86,10 +76,10 @@ def copied(whole, tmp_path) -> Path:
 
 def test_an_asynchronous_run_survives_kills_at_the_worst_moments_and_can_be_replayed(tiny_inputs, tmp_path):
     rollout = TRAIN["rollout"] | {"max_staleness": 2, "max_concurrency": 48}
-    arguments = call(tiny_inputs, tmp_path, rollout=rollout, steps=8, checkpoint_every=2)
+    call = arguments(tiny_inputs, tmp_path, rollout=rollout, steps=8, checkpoint_every=2)
     before = 0
     for moment, injected in KILLED_AT.items():
-        program = f"import os, signal\n{injected}\nfrom components.training.run import train; train(**{arguments!r})"
+        program = f"import os, signal\n{injected}\nfrom components.training.run import train; train(**{call!r})"
         killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert killed.returncode == -signal.SIGKILL, (moment, killed.stderr[-2000:])
         found = audit(tmp_path / "run")
@@ -97,7 +87,7 @@ def test_an_asynchronous_run_survives_kills_at_the_worst_moments_and_can_be_repl
         assert found == SOUND, moment
         before = audit(tmp_path / "run")["steps"]
     assert 1 <= before < 8
-    train(**arguments)
+    train(**call)
     assert audit(tmp_path / "run") == {"steps": 8, **SOUND}
     tokens = read_run(str(tmp_path / "run")).summary["tokens"]
     assert tokens["generated"] == sum(amount for fate, amount in tokens.items() if fate != "generated")
@@ -107,7 +97,7 @@ def test_an_asynchronous_run_survives_kills_at_the_worst_moments_and_can_be_repl
 
 
 def test_a_stop_saves_what_is_done_and_the_same_command_goes_on(tiny_inputs, whole, tmp_path):
-    arguments = call(tiny_inputs, tmp_path, checkpoint_every=100)
+    call = arguments(tiny_inputs, tmp_path, checkpoint_every=100)
 
     def stop_after_a_step() -> None:
         while not (tmp_path / "run" / "metrics.jsonl").exists():
@@ -117,12 +107,12 @@ def test_a_stop_saves_what_is_done_and_the_same_command_goes_on(tiny_inputs, who
     watcher = threading.Thread(target=stop_after_a_step)
     watcher.start()
     with pytest.raises(RunStoppedError, match=r"SIGTERM: stopped after step \d of 4"):
-        train(**arguments)
+        train(**call)
     watcher.join()
     steps = audit(tmp_path / "run")["steps"]
     assert 1 <= steps < 4
     assert (tmp_path / "run" / "checkpoints" / str(steps) / "checkpoint.json").is_file()
-    train(**arguments)
+    train(**call)
     assert bits(tmp_path) == bits(whole)
 
 
@@ -132,7 +122,7 @@ def test_steps_without_a_checkpoint_are_computed_again_and_nothing_is_generated(
 ):
     for step in damaged:
         (copied / "run" / "checkpoints" / step / "checkpoint.json").unlink()
-    train(**call(tiny_inputs, copied))
+    train(**arguments(tiny_inputs, copied))
     assert bits(copied) == bits(whole)
     assert [event["event"] for event in read_events(copied / "run")[-1:]] == ["resumed"]
     assert "step 4 is computed again from the journal" in capsys.readouterr().err
@@ -141,7 +131,7 @@ def test_steps_without_a_checkpoint_are_computed_again_and_nothing_is_generated(
 def test_a_run_goes_on_with_other_slots_concurrency_and_steps(tiny_inputs, copied):
     rollout = TRAIN["rollout"] | {"max_concurrency": 4}
     engine = TRAIN["engine"] | {"slots": 4, "decode_steps": 2}
-    train(**call(tiny_inputs, copied, rollout=rollout, engine=engine, steps=5))
+    train(**arguments(tiny_inputs, copied, rollout=rollout, engine=engine, steps=5))
     assert audit(copied / "run") == {"steps": 5, **SOUND}
 
 
@@ -150,12 +140,12 @@ def test_a_journal_that_ends_before_its_checkpoint_is_refused_and_left_as_it_is(
     cut = b"".join(path.read_bytes().splitlines(keepends=True)[:-3])
     path.write_bytes(cut)
     with pytest.raises(CheckpointError, match="the journal beside it ends before that"):
-        train(**call(tiny_inputs, copied))
+        train(**arguments(tiny_inputs, copied))
     assert path.read_bytes() == cut
 
 
 def test_a_run_on_a_bucket_is_gone_on_with(tiny_inputs, whole, tmp_path, gcs):
-    arguments = call(tiny_inputs, tmp_path, steps=2) | {"run_folder": f"{gcs}/exactly-once"}
-    train(**arguments)
-    train(**arguments | {"section": json.dumps(TRAIN)})
+    call = arguments(tiny_inputs, tmp_path, steps=2) | {"run_folder": f"{gcs}/exactly-once"}
+    train(**call)
+    train(**call | {"section": json.dumps(TRAIN)})
     assert bits(tmp_path) == bits(whole)

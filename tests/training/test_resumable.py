@@ -26,7 +26,7 @@ def changed(**values) -> dict:
     ],
 )
 def test_what_only_says_how_the_rest_is_played_may_change(values):
-    refuse_changes(RECIPE, changed(**values))
+    assert refuse_changes(RECIPE, changed(**values)) is None
 
 
 @pytest.mark.parametrize(
