@@ -1,41 +1,15 @@
-"""A Hugging Face config -> `Architecture`: the numbers and switches that tell one decoder from another.
+"""What tells one decoder from another: its sizes and switches, and the shapes that follow from them.
 
 Knows no arrays. What is said here is hashable, so that an architecture can be a static argument of a jitted function.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from components.errors import WeightsError
-
-Activation = Literal["silu", "gelu_tanh"]
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Rotary frequencies divided by one factor."""
-
-    factor: float
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, those between blended."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """Rotary position embedding (arXiv:2104.09864), halves rotated against each other as in Hugging Face."""
-
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
+from components.model import families
+from components.model.switches import Activation, GlobalHeads, LayerEmbedding, Mixture, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +20,8 @@ class Architecture:
     Layers with a window rotate by `local_rope` where there is one. `embed_scale` multiplies the embeddings,
     `query_scale` the attention scores; the soft caps squeeze scores and logits by `cap * tanh(x / cap)`.
     `unit_offset_norms` says that Hugging Face stores norm weights with 1 subtracted; in a `Base` they are whole.
+    The last `borrowing` layers have no keys and values, and use those of the last layer of their kind that does;
+    `borrower_d_ff` is the width of their MLPs.
     """
 
     family: str
@@ -70,6 +46,13 @@ class Architecture:
     attention_bias: bool = False
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    value_norm: bool = False
+    layer_scale: bool = False
+    global_heads: GlobalHeads | None = None
+    borrowing: int = 0
+    borrower_d_ff: int | None = None
+    layer_embedding: LayerEmbedding | None = None
+    mixture: Mixture | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     max_positions: int = 2048
@@ -79,6 +62,8 @@ class Architecture:
             raise WeightsError(f"windows has {len(self.windows)} entries for {self.n_layers} layers; give one each")
         if self.n_heads % self.n_kv_heads:
             raise WeightsError(f"{self.n_heads} query heads cannot share {self.n_kv_heads} key heads evenly")
+        if self.mixture is not None and not 1 <= self.mixture.per_token <= self.mixture.count:
+            raise WeightsError(f"a token cannot go to {self.mixture.per_token} of {self.mixture.count} experts")
 
     @classmethod
     def from_huggingface(cls, config: Mapping[str, Any]) -> "Architecture":
@@ -87,178 +72,67 @@ class Architecture:
         Raises WeightsError that names an unknown `model_type`, a missing key, or a setting that is not supported.
         """
         family = config.get("model_type")
-        if family == "gemma3" and "text_config" in config:
-            return cls.from_huggingface({**config["text_config"], "model_type": "gemma3_text"})
-        if family not in _FAMILIES:
-            raise WeightsError(f"model_type {family!r} is not supported; known: {', '.join(sorted(_FAMILIES))}")
-        keys = _Keys({**_DEFAULTS.get(family, {}), **{k: v for k, v in config.items() if v is not None}})
-        return cls(**_common(keys), **_FAMILIES[family](keys))
+        if family in ("gemma3", "gemma4") and "text_config" in config:
+            ends = {key: config[key] for key in ("bos_token_id", "eos_token_id") if config.get(key) is not None}
+            return cls.from_huggingface({**config["text_config"], **ends, "model_type": f"{family}_text"})
+        return cls(**families.read(config))
 
-    def linear_shape(self, module: str) -> tuple[int, int]:
-        """(inputs, outputs) of one linear module, by its short name such as `q_proj`."""
-        queries, keys = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        return {
-            "q_proj": (self.d_model, queries),
-            "k_proj": (self.d_model, keys),
-            "v_proj": (self.d_model, keys),
-            "o_proj": (queries, self.d_model),
-            "gate_proj": (self.d_model, self.d_ff),
-            "up_proj": (self.d_model, self.d_ff),
-            "down_proj": (self.d_ff, self.d_model),
-        }[module]
+    def kv_shape(self, layer: int) -> tuple[int, int]:
+        """(key heads, size of a head) of one layer; a layer that borrows its keys has as many as their owner."""
+        if self.global_heads is None or self.windows[layer] is not None:
+            return self.n_kv_heads, self.head_dim
+        return self.global_heads.n_kv_heads, self.global_heads.head_dim
+
+    def kv_owner(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself, or the one that it borrows from."""
+        own = self.n_layers - self.borrowing
+        if layer < own:
+            return layer
+        windowed = self.windows[layer] is not None
+        return max(each for each in range(own) if (self.windows[each] is not None) == windowed)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer has a mixture of experts."""
+        return self.mixture is not None and layer in self.mixture.layers
+
+    def linear_shapes(self, layer: int) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of every linear module of one layer, by short name such as `q_proj`; experts are none."""
+        kv_heads, head_dim = self.kv_shape(layer)
+        borrows = self.kv_owner(layer) != layer
+        d_ff = self.borrower_d_ff if borrows and self.borrower_d_ff is not None else self.d_ff
+        shapes = {
+            "q_proj": (self.d_model, self.n_heads * head_dim),
+            "k_proj": (self.d_model, kv_heads * head_dim),
+            "v_proj": (self.d_model, kv_heads * head_dim),
+            "o_proj": (self.n_heads * head_dim, self.d_model),
+            "gate_proj": (self.d_model, d_ff),
+            "up_proj": (self.d_model, d_ff),
+            "down_proj": (d_ff, self.d_model),
+        }
+        absent = {"k_proj", "v_proj"} if borrows else set()
+        if self.global_heads is not None and not self.global_heads.values and self.windows[layer] is None:
+            absent.add("v_proj")
+        if self.mixture is not None and self.has_experts(layer) and not self.mixture.beside_mlp:
+            absent |= {"gate_proj", "up_proj", "down_proj"}
+        return {module: shape for module, shape in shapes.items() if module not in absent}
+
+    def linear_shape(self, module: str, layer: int | None = None) -> tuple[int, int]:
+        """(inputs, outputs) of one linear module; `layer` can be left out where every layer has it in one shape.
+
+        Raises WeightsError naming the layers that have no such module, or the shapes that differ.
+        """
+        layers = range(self.n_layers) if layer is None else (layer,)
+        found = {each: self.linear_shapes(each).get(module) for each in layers}
+        lacking = [str(each) for each, shape in found.items() if shape is None]
+        if lacking:
+            why = "; its experts take no adapter" if self.mixture is not None else ""
+            where = f"{'layer' if len(lacking) == 1 else 'layers'} {', '.join(lacking)}"
+            raise WeightsError(f"a {self.family} model of this config has no linear module {module} in {where}{why}")
+        shapes = sorted({shape for shape in found.values() if shape is not None})
+        if len(shapes) > 1:
+            raise WeightsError(f"{module} of this {self.family} model has several shapes, by layer: {shapes}")
+        return shapes[0]
 
     def biased(self, module: str) -> bool:
         """Whether a linear module has a bias, by its short name."""
         return self.attention_bias and module in ("q_proj", "k_proj", "v_proj")
-
-
-class _Keys:
-    """A config whose missing keys are reported by name."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def need(self, key: str) -> Any:
-        if key not in self.values:
-            raise WeightsError(f"config.json of a {self.values.get('model_type')} model lacks the key {key!r}")
-        return self.values[key]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.values.get(key, default)
-
-    def refuse(self, key: str) -> None:
-        if self.values.get(key):
-            raise WeightsError(f"config.json sets {key} to {self.values[key]!r}, which this decoder does not implement")
-
-
-def _common(keys: _Keys) -> dict[str, Any]:
-    d_model, n_heads = keys.need("hidden_size"), keys.need("num_attention_heads")
-    eos = keys.get("eos_token_id", ())
-    return {
-        "family": keys.need("model_type"),
-        "vocab_size": keys.need("vocab_size"),
-        "d_model": d_model,
-        "n_layers": keys.need("num_hidden_layers"),
-        "n_heads": n_heads,
-        "n_kv_heads": keys.get("num_key_value_heads", n_heads),
-        "head_dim": keys.get("head_dim", d_model // n_heads),
-        "d_ff": keys.need("intermediate_size"),
-        "norm_eps": keys.get("rms_norm_eps", 1e-6),
-        "eos_token_ids": (eos,) if isinstance(eos, int) else tuple(eos),
-        "bos_token_id": keys.get("bos_token_id"),
-        "max_positions": keys.get("max_position_embeddings", 2048),
-    }
-
-
-def _plain(keys: _Keys) -> dict[str, Any]:
-    """What Llama and Qwen have in common."""
-    keys.refuse("mlp_bias")
-    if keys.get("hidden_act", "silu") != "silu":
-        raise WeightsError(f"config.json sets hidden_act to {keys.get('hidden_act')!r}, not 'silu'")
-    common = _common(keys)
-    return {
-        "rope": _rope(keys.get("rope_parameters") or _old_rope(keys)),
-        "windows": (None,) * common["n_layers"],
-        "query_scale": common["head_dim"] ** -0.5,
-        "tie_embeddings": keys.get("tie_word_embeddings", False),
-    }
-
-
-def _llama(keys: _Keys) -> dict[str, Any]:
-    keys.refuse("attention_bias")
-    return _plain(keys)
-
-
-def _qwen2(keys: _Keys) -> dict[str, Any]:
-    keys.refuse("use_sliding_window")
-    return {**_plain(keys), "attention_bias": True}
-
-
-def _qwen3(keys: _Keys) -> dict[str, Any]:
-    keys.refuse("use_sliding_window")
-    keys.refuse("attention_bias")
-    return {**_plain(keys), "qk_norm": True}
-
-
-def _gemma(keys: _Keys) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common."""
-    keys.refuse("attention_bias")
-    activation = keys.get("hidden_activation", keys.get("hidden_act", "gelu_pytorch_tanh"))
-    if activation != "gelu_pytorch_tanh":
-        raise WeightsError(f"config.json sets hidden_activation to {activation!r}, not 'gelu_pytorch_tanh'")
-    return {
-        "activation": "gelu_tanh",
-        "sandwich_norms": True,
-        "unit_offset_norms": True,
-        "embed_scale": math.sqrt(keys.need("hidden_size")),
-        "query_scale": keys.need("query_pre_attn_scalar") ** -0.5,
-        "attention_softcap": keys.get("attn_logit_softcapping"),
-        "final_softcap": keys.get("final_logit_softcapping"),
-        "tie_embeddings": keys.get("tie_word_embeddings", True),
-    }
-
-
-def _gemma2(keys: _Keys) -> dict[str, Any]:
-    windows = _windows(keys, period=2)
-    return {**_gemma(keys), "windows": windows, "rope": _rope(keys.get("rope_parameters") or _old_rope(keys))}
-
-
-def _gemma3(keys: _Keys) -> dict[str, Any]:
-    keys.refuse("use_bidirectional_attention")
-    both = keys.get("rope_parameters") or {
-        "full_attention": _old_rope(keys),
-        "sliding_attention": {"rope_theta": keys.get("rope_local_base_freq", 10_000.0)},
-    }
-    windows = _windows(keys, period=keys.get("sliding_window_pattern", 6))
-    ropes = {"rope": _rope(both["full_attention"]), "local_rope": _rope(both["sliding_attention"])}
-    return {**_gemma(keys), **ropes, "windows": windows, "qk_norm": True}
-
-
-def _windows(keys: _Keys, period: int) -> tuple[int | None, ...]:
-    """Per layer from `layer_types`; without them every `period`-th layer sees everything."""
-    layers = keys.need("num_hidden_layers")
-    kinds = keys.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)
-    ]
-    return tuple(keys.need("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _old_rope(keys: _Keys) -> dict[str, Any]:
-    return {"rope_theta": keys.get("rope_theta", 10_000.0), **keys.get("rope_scaling", {})}
-
-
-def _rope(values: Mapping[str, Any]) -> Rope:
-    theta = float(values["rope_theta"])
-    kind = values.get("rope_type", values.get("type", "default"))
-    if kind == "default":
-        return Rope(theta)
-    if kind == "linear":
-        return Rope(theta, LinearScaling(float(values["factor"])))
-    if kind == "llama3":
-        factor, low, high = (float(values[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-        return Rope(theta, Llama3Scaling(factor, low, high, values["original_max_position_embeddings"]))
-    raise WeightsError(f"rope scaling {kind!r} is not supported; known: default, linear, llama3")
-
-
-_FAMILIES: dict[str, Callable[[_Keys], dict[str, Any]]] = {
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "gemma2": _gemma2,
-    "gemma3_text": _gemma3,
-}
-
-# Published Gemma configs leave out what equals the default of their transformers class.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"query_pre_attn_scalar": 256, "head_dim": 256, "sliding_window": 4096},
-    "gemma3_text": {
-        "vocab_size": 262_208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-    },
-}

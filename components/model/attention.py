@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from components.model.architecture import Architecture, LinearScaling, Llama3Scaling, Rope
+from components.model.architecture import Architecture
+from components.model.switches import LinearScaling, Llama3Scaling, PartialRotation, Rope
 
 # Finite, so that a row in which everything is masked is uniform instead of NaN.
 _MASKED = -1e30
@@ -24,6 +25,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
             turns = original * frequencies / (2 * np.pi)
             kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
             frequencies = kept * frequencies + (1 - kept) * frequencies / factor
+        case PartialRotation(fraction, factor):
+            planes = np.arange(head_dim // 2)
+            frequencies = np.where(planes < int(fraction * head_dim // 2), frequencies / factor, 0.0)
     return frequencies.astype(np.float32)
 
 

@@ -40,11 +40,17 @@ class Cache:
 
 def init_cache(architecture: Architecture, slots: int, capacity: int, dtype: DTypeLike = jnp.float32) -> Cache:
     """An empty cache."""
-    outer, head_dim = (slots, architecture.n_kv_heads), architecture.head_dim
+    shapes = [_held(architecture, layer) for layer in range(architecture.n_layers)]
     # One buffer per layer: buffers that are donated must not be shared.
-    keys = tuple(jnp.zeros((*outer, head_dim, capacity), dtype) for _ in range(architecture.n_layers))
-    values = tuple(jnp.zeros((*outer, capacity, head_dim), dtype) for _ in range(architecture.n_layers))
+    keys = tuple(jnp.zeros((slots, kv_heads, head_dim, capacity), dtype) for kv_heads, head_dim in shapes)
+    values = tuple(jnp.zeros((slots, kv_heads, capacity, head_dim), dtype) for kv_heads, head_dim in shapes)
     return Cache(keys=keys, values=values)
+
+
+def _held(architecture: Architecture, layer: int) -> tuple[int, int]:
+    """(key heads, size of a head) in a layer's buffers; a layer that borrows its keys holds none."""
+    kv_heads, head_dim = architecture.kv_shape(layer)
+    return (kv_heads if architecture.kv_owner(layer) == layer else 0), head_dim
 
 
 def copy_slot(cache: Cache, source: Int[Array, ""] | int, target: Int[Array, ""] | int) -> Cache:

@@ -14,11 +14,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from components.model import attention, platform
 from components.model.architecture import Architecture
-from components.model.base import Base, Layer, Linear
+from components.model.base import Base, Experts, Layer, Linear
 from components.model.cache import Cache, write
+from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
 
 Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
+LocalTable = tuple[Float[Array, "rows time 1 local_half"], Float[Array, "rows time 1 local_half"]]
 Pairs = Mapping[str, LoraPair]
 
 
@@ -43,9 +45,12 @@ def forward(
     masks = _packed_masks(architecture, positions, segments)
     tables = _tables(architecture, positions)
     x = _embed(architecture, base, tokens)
+    second, entered = _second_embeddings(architecture, base, tokens, x), []
     for index, layer in enumerate(base.layers):
-        window, pairs = architecture.windows[index], _pairs(adapter, index)
-        x = block(layer, pairs, x, tables[window is not None], masks[window])
+        window, owner = architecture.windows[index], architecture.kv_owner(index)
+        entered.append(x)
+        lender = None if owner == index else (base.layers[owner], _pairs(adapter, owner), entered[owner])
+        x = block(layer, _pairs(adapter, index), x, lender, second[index], tables[window is not None], masks[window])
     return _norm(x, base.final_norm, architecture.norm_eps)
 
 
@@ -71,17 +76,20 @@ def forward_cached(
     masks = _cached_masks(architecture, positions, cache.capacity)
     tables = _tables(architecture, positions)
     x = _embed(architecture, base, tokens)
-    all_keys, all_values = [], []
+    second = _second_embeddings(architecture, base, tokens, x)
+    all_keys, all_values = list(cache.keys), list(cache.values)
     for index, layer in enumerate(base.layers):
-        window, pairs = architecture.windows[index], _pairs(adapter, index)
-        queries, keys, values = _project(architecture, layer, pairs, x, tables[window is not None])
-        layer_keys, layer_values = write(cache, index, keys, values, places, positions)
-        all_keys.append(layer_keys)
-        all_values.append(layer_values)
+        window, pairs, owner = architecture.windows[index], _pairs(adapter, index), architecture.kv_owner(index)
+        table = tables[window is not None]
+        if owner == index:
+            keys, values = _keys_values(architecture, layer, pairs, x, table)
+            all_keys[index], all_values[index] = write(cache, index, keys, values, places, positions)
+        layer_keys, layer_values = all_keys[owner], all_values[owner]
         if slots is not None:
             layer_keys, layer_values = layer_keys[slots], layer_values[slots]
+        queries = _queries(architecture, layer, pairs, x, table)
         mixed = attention.attend(architecture, queries, layer_keys, layer_values, masks[window])
-        x = _finish(architecture, layer, pairs, x, mixed)
+        x = _finish(architecture, layer, pairs, x, second[index], mixed)
     return _norm(x, base.final_norm, architecture.norm_eps), Cache(keys=tuple(all_keys), values=tuple(all_values))
 
 
@@ -141,33 +149,68 @@ def _embed(
     return base.embedding[tokens].astype(jnp.float32) * scale
 
 
+def _second_embeddings(
+    architecture: Architecture, base: Base, tokens: Int[Array, "rows time"], x: Float[Array, "rows time d_model"]
+) -> list[Float[Array, "rows time width"] | None]:
+    """What each layer gets of the second embedding: a part looked up, and a part made of the first."""
+    second, switch = base.second_embedding, architecture.layer_embedding
+    if second is None or switch is None:
+        return [None] * architecture.n_layers
+    shape = (*tokens.shape, architecture.n_layers, switch.width)
+    scale = jnp.asarray(switch.width**0.5, second.table.dtype).astype(jnp.float32)
+    looked_up = second.table[tokens].astype(jnp.float32).reshape(shape) * scale
+    made = _linear(second.projection, None, x).reshape(shape) * architecture.d_model**-0.5
+    both = (looked_up + _norm(made, second.norm, architecture.norm_eps)) * 2**-0.5
+    return [both[:, :, index] for index in range(architecture.n_layers)]
+
+
 def _block(
     architecture: Architecture,
     layer: Layer,
     pairs: Pairs,
     x: Float[Array, "rows time d_model"],
+    lender: tuple[Layer, Pairs, Float[Array, "rows time d_model"]] | None,
+    second: Float[Array, "rows time width"] | None,
     table: Table,
     mask: Bool[Array, "rows time time"],
 ) -> Float[Array, "rows time d_model"]:
-    """One layer over whole rows."""
-    queries, keys, values = _project(architecture, layer, pairs, x, table)
+    """One layer over whole rows. A layer that borrows keys and values makes them again, from what their owner saw."""
+    queries = _queries(architecture, layer, pairs, x, table)
+    keys, values = _keys_values(architecture, *(lender or (layer, pairs, x)), table)
     mixed = attention.attend(architecture, queries, keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3), mask)
-    return _finish(architecture, layer, pairs, x, mixed)
+    return _finish(architecture, layer, pairs, x, second, mixed)
 
 
-def _project(
+def _queries(
     architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"], table: Table
-) -> tuple[Float[Array, "rows time heads head_dim"], Float[Array, "rows time kv hd"], Float[Array, "rows time kv hd"]]:
-    """Queries, keys (both rotated) and values of one layer."""
-    shape = (*x.shape[:2], -1, architecture.head_dim)
+) -> Float[Array, "rows time heads head_dim"]:
+    """Queries of one layer, rotated."""
     normed = _norm(x, layer.attention_norm, architecture.norm_eps)
-    queries = _linear(layer.q_proj, pairs.get("q_proj"), normed).reshape(shape)
-    keys = _linear(layer.k_proj, pairs.get("k_proj"), normed).reshape(shape)
-    values = _linear(layer.v_proj, pairs.get("v_proj"), normed).reshape(shape)
-    if layer.q_norm is not None and layer.k_norm is not None:
+    queries = _by_head(_linear(layer.q_proj, pairs.get("q_proj"), normed), table)
+    if layer.q_norm is not None:
         queries = _norm(queries, layer.q_norm, architecture.norm_eps)
+    return attention.rotate(queries, table)
+
+
+def _keys_values(
+    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"], table: Table
+) -> tuple[Float[Array, "rows time kv hd"], Float[Array, "rows time kv hd"]]:
+    """Keys (rotated) and values of one layer; where it has no projection for values, they are the bare keys."""
+    assert layer.k_proj is not None
+    normed = _norm(x, layer.attention_norm, architecture.norm_eps)
+    keys = _by_head(_linear(layer.k_proj, pairs.get("k_proj"), normed), table)
+    values = keys
+    if layer.v_proj is not None:
+        values = _by_head(_linear(layer.v_proj, pairs.get("v_proj"), normed), table)
+    if layer.k_norm is not None:
         keys = _norm(keys, layer.k_norm, architecture.norm_eps)
-    return attention.rotate(queries, table), attention.rotate(keys, table), values
+    if architecture.value_norm:
+        values = _norm(values, jnp.ones(values.shape[-1]), architecture.norm_eps)
+    return attention.rotate(keys, table), values
+
+
+def _by_head(x: Float[Array, "rows time width"], table: Table) -> Float[Array, "rows time heads head_dim"]:
+    return x.reshape(*x.shape[:2], -1, 2 * table[0].shape[-1])
 
 
 def _finish(
@@ -175,18 +218,62 @@ def _finish(
     layer: Layer,
     pairs: Pairs,
     x: Float[Array, "rows time d_model"],
+    second: Float[Array, "rows time width"] | None,
     mixed: Float[Array, "rows time heads head_dim"],
 ) -> Float[Array, "rows time d_model"]:
-    """What follows the attention in one layer: its output, then the gated MLP (arXiv:2002.05202)."""
+    """What follows the attention in one layer: its output, the MLP or experts, the layer's part of the embedding."""
     eps = architecture.norm_eps
     attended = _linear(layer.o_proj, pairs.get("o_proj"), mixed.reshape(*x.shape[:2], -1))
     x = x + (attended if layer.post_attention_norm is None else _norm(attended, layer.post_attention_norm, eps))
+    fed = _feed(architecture, layer, pairs, x)
+    x = x + (fed if layer.post_mlp_norm is None else _norm(fed, layer.post_mlp_norm, eps))
+    if layer.layer_input is not None and second is not None:
+        gate = _activate(architecture, _linear(layer.layer_input.gate, None, x))
+        x = x + _norm(_linear(layer.layer_input.projection, None, gate * second), layer.layer_input.post_norm, eps)
+    return x if layer.scale is None else x * layer.scale
+
+
+def _feed(
+    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"]
+) -> Float[Array, "rows time d_model"]:
+    """The gated MLP (arXiv:2002.05202), a mixture of experts, or the sum of both, normed each for itself."""
+    eps, experts = architecture.norm_eps, layer.experts
     normed = _norm(x, layer.mlp_norm, eps)
-    gate = _linear(layer.gate_proj, pairs.get("gate_proj"), normed)
-    gate = jax.nn.silu(gate) if architecture.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-    up = _linear(layer.up_proj, pairs.get("up_proj"), normed)
-    fed = _linear(layer.down_proj, pairs.get("down_proj"), gate * up)
-    return x + (fed if layer.post_mlp_norm is None else _norm(fed, layer.post_mlp_norm, eps))
+    if experts is None:
+        return _mlp(architecture, layer, pairs, normed)
+    if experts.beside is None:
+        return _mix(architecture, experts, normed, normed)
+    beside = experts.beside
+    routed = _norm(x, beside.router_scale * architecture.d_model**-0.5, eps)
+    mixed = _norm(_mix(architecture, experts, routed, _norm(x, beside.norm, eps)), beside.post_norm, eps)
+    return _norm(_mlp(architecture, layer, pairs, normed), beside.mlp_post_norm, eps) + mixed
+
+
+def _mlp(
+    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"]
+) -> Float[Array, "rows time d_model"]:
+    assert layer.gate_proj is not None
+    assert layer.up_proj is not None
+    assert layer.down_proj is not None
+    gate = _activate(architecture, _linear(layer.gate_proj, pairs.get("gate_proj"), x))
+    up = _linear(layer.up_proj, pairs.get("up_proj"), x)
+    return _linear(layer.down_proj, pairs.get("down_proj"), gate * up)
+
+
+def _mix(
+    architecture: Architecture,
+    experts: Experts,
+    routed: Float[Array, "rows time d_model"],
+    x: Float[Array, "rows time d_model"],
+) -> Float[Array, "rows time d_model"]:
+    assert architecture.mixture is not None
+    routed, rows = (each.reshape(-1, x.shape[-1]) for each in (routed, x))
+    activate = functools.partial(_activate, architecture)
+    return mix(architecture.mixture, experts, routed, rows, product=matmul, activate=activate).reshape(x.shape)
+
+
+def _activate(architecture: Architecture, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jax.nn.silu(x) if architecture.activation == "silu" else jax.nn.gelu(x, approximate=True)
 
 
 def _linear(
@@ -207,9 +294,10 @@ def _norm(x: Float[Array, "*axes width"], weight: Float[Array, " width"], eps: f
     return x * lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * weight
 
 
-def _tables(architecture: Architecture, positions: Int[Array, "rows time"]) -> tuple[Table, Table]:
+def _tables(architecture: Architecture, positions: Int[Array, "rows time"]) -> tuple[Table, LocalTable]:
     """The rotation of layers that see everything, and of layers with a window."""
-    whole = attention.rope_table(architecture.rope, architecture.head_dim, positions)
+    wide = architecture.head_dim if architecture.global_heads is None else architecture.global_heads.head_dim
+    whole = attention.rope_table(architecture.rope, wide, positions)
     if architecture.local_rope is None:
         return whole, whole
     return whole, attention.rope_table(architecture.local_rope, architecture.head_dim, positions)

@@ -12,7 +12,8 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, dequantize
 
 from components.errors import WeightsError
-from components.model.huggingface import EMBEDDING, FINAL_NORM, HEAD, Tensors
+from components.model.huggingface import Tensors
+from components.model.layout import EMBEDDING, FINAL_NORM, HEAD
 
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text"}
 _WHOLE = {"token_embd": EMBEDDING, "output_norm": FINAL_NORM, "output": HEAD}

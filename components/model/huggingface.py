@@ -6,9 +6,11 @@ go one at a time, so that loading holds at most one of them twice.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,28 +19,32 @@ from jax.typing import DTypeLike
 from safetensors import safe_open
 
 from components.errors import WeightsError
-from components.model.architecture import Architecture, LinearScaling, Llama3Scaling, Rope
-from components.model.base import LINEAR_MODULES, Base, Layer, Linear, module_name
+from components.model.architecture import Architecture
+from components.model.base import LINEAR_MODULES, Base, Beside, Experts, Layer, LayerInput, Linear, SecondEmbedding
+from components.model.layout import EMBEDDING, HEAD, Place, layer_places, top_places
+from components.model.switches import LinearScaling, Llama3Scaling, PartialRotation, Rope
 
 Tensors = Mapping[str, Callable[[], np.ndarray]]
 
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_BUFFERS_AND_VISION = re.compile(r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..*")
+_BUFFERS_AND_SENSES = re.compile(
+    r".*rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|embed_audio)\..*"
+)
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
 }
-
-
-class _Norm(NamedTuple):
-    """Where a norm weight stands in a `Layer`, in a checkpoint, and how many numbers it has."""
-
-    field: str
-    name: str
-    width: int
+_RECORDS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys((*LINEAR_MODULES, "gate", "projection"), Linear),
+    "experts": Experts,
+    "beside": Beside,
+    "layer_input": LayerInput,
+    "second_embedding": SecondEmbedding,
+}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -60,9 +66,9 @@ def open_folder(folder: Path) -> Tensors:
     lost = [path.name for path in files if not path.is_file()]
     if lost or not files:
         raise WeightsError(f"{folder} lacks {', '.join(lost) or 'any *.safetensors file'}")
-    found = [(key, path) for path in files for key in _keys(path) if not _BUFFERS_AND_VISION.fullmatch(key)]
+    found = [(key, path) for path in files for key in _keys(path) if not _BUFFERS_AND_SENSES.fullmatch(key)]
     unplaced = sorted(set(placed) - {key for key, _ in found})
-    if any(not _BUFFERS_AND_VISION.fullmatch(key) for key in unplaced):
+    if any(not _BUFFERS_AND_SENSES.fullmatch(key) for key in unplaced):
         raise WeightsError(f"{index.name} names tensors that no file of {folder} holds: {_listed(unplaced)}")
     _refuse_doubles(found)
     return {_canonical(key): _reader(path, key) for key, path in found}
@@ -73,51 +79,39 @@ def assemble(architecture: Architecture, tensors: Tensors, *, dtype: DTypeLike, 
 
     Raises WeightsError that names missing and unexpected tensors, with their number, and a wrong shape.
     """
-    names = dict(_expected(architecture))
-    spare = {HEAD} if architecture.tie_embeddings else set()
-    missing, unexpected = sorted(names.keys() - tensors.keys()), sorted(tensors.keys() - names.keys() - spare)
-    if missing or unexpected:
-        raise WeightsError(
-            f"{where} does not fit a {architecture.family} model of {architecture.n_layers} layers: "
-            f"{len(missing)} missing ({_listed(missing)}), {len(unexpected)} unexpected ({_listed(unexpected)})"
-        )
+    places = [*top_places(architecture)]
+    layers = [[*layer_places(architecture, index)] for index in range(architecture.n_layers)]
+    expected = {name: place.shape for place in chain(places, *layers) for name in place.names}
+    _refuse_misfits(architecture, expected.keys(), tensors.keys(), where)
 
     def read(name: str) -> np.ndarray:
         tensor = tensors[name]()
-        if tensor.shape != names[name]:
-            raise WeightsError(f"{where}: {name} has shape {tensor.shape}; its config asks for {names[name]}")
+        if tensor.shape != expected[name]:
+            raise WeightsError(f"{where}: {name} has shape {tensor.shape}; its config asks for {expected[name]}")
         return tensor
+
+    def array(place: Place) -> jax.Array:
+        return _array(place, read, dtype, _offset(architecture))
 
     if architecture.tie_embeddings and HEAD in tensors and not np.array_equal(tensors[HEAD](), read(EMBEDDING)):
         raise WeightsError(f"{where}: {HEAD} differs from {EMBEDDING}, although its config ties the two")
     return Base(
-        embedding=_device(read(EMBEDDING), dtype),
-        layers=tuple(_read_layer(architecture, index, read, dtype) for index in range(architecture.n_layers)),
-        final_norm=_device(read(FINAL_NORM), jnp.float32) + _offset(architecture),
-        head=None if architecture.tie_embeddings else _device(read(HEAD), dtype),
+        layers=tuple(Layer(**_nest({place.field: array(place) for place in each})) for each in layers),
+        **_nest({place.field: array(place) for place in places}),
     )
 
 
 def to_huggingface_tensors(architecture: Architecture, base: Base) -> dict[str, np.ndarray]:
     """The base in Hugging Face names and layouts, every tensor contiguous and in the dtype of the embedding."""
-    dtype, offset = base.embedding.dtype, _offset(architecture)
-    tensors = {EMBEDDING: np.asarray(base.embedding), FINAL_NORM: np.asarray((base.final_norm - offset).astype(dtype))}
-    if base.head is not None:
-        tensors[HEAD] = np.asarray(base.head)
+    tensors = dict(_tensors(architecture, base, top_places(architecture), base.embedding.dtype))
     for index, layer in enumerate(base.layers):
-        for norm in _norms(architecture, index):
-            tensors[norm.name] = np.asarray((vars(layer)[norm.field] - offset).astype(dtype))
-        for module in LINEAR_MODULES:
-            linear: Linear = vars(layer)[module]
-            tensors[f"{module_name(index, module)}.weight"] = np.ascontiguousarray(np.asarray(linear.weight).T)
-            if linear.bias is not None:
-                tensors[f"{module_name(index, module)}.bias"] = np.asarray(linear.bias.astype(dtype))
+        tensors.update(_tensors(architecture, layer, layer_places(architecture, index), base.embedding.dtype))
     return tensors
 
 
 def huggingface_config(architecture: Architecture) -> dict[str, Any]:
     """The `config.json` that transformers 4 and 5 read as this architecture (without a dtype)."""
-    gemma = architecture.unit_offset_norms
+    gemma = architecture.activation == "gelu_tanh"
     config = {
         "architectures": [_CLASSES[architecture.family]],
         "model_type": architecture.family,
@@ -131,26 +125,68 @@ def huggingface_config(architecture: Architecture) -> dict[str, Any]:
         "rms_norm_eps": architecture.norm_eps,
         "max_position_embeddings": architecture.max_positions,
         "tie_word_embeddings": architecture.tie_embeddings,
-        "rope_theta": architecture.rope.theta,
-        "rope_scaling": _scaling(architecture.rope),
         "attention_bias": False,
         "eos_token_id": list(architecture.eos_token_ids) or None,
         "bos_token_id": architecture.bos_token_id,
         "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
     }
-    return {**config, **(_gemma_config(architecture) if gemma else {})}
+    windows = [window for window in architecture.windows if window is not None]
+    if windows:
+        kinds = ["full_attention" if window is None else "sliding_attention" for window in architecture.windows]
+        config |= {"layer_types": kinds, "sliding_window": windows[0]}
+    if architecture.value_norm:
+        return config | _gemma4_config(architecture)
+    config |= {"rope_theta": architecture.rope.theta, "rope_scaling": _scaling(architecture.rope)}
+    if gemma:
+        return config | _gemma_config(architecture)
+    return config | _mixture_config(architecture)
 
 
 def _gemma_config(architecture: Architecture) -> dict[str, Any]:
-    windows = [window for window in architecture.windows if window is not None]
     local = {} if architecture.local_rope is None else {"rope_local_base_freq": architecture.local_rope.theta}
     return {
         **local,
         "query_pre_attn_scalar": round(architecture.query_scale**-2),
         "attn_logit_softcapping": architecture.attention_softcap,
         "final_logit_softcapping": architecture.final_softcap,
-        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in architecture.windows],
-        "sliding_window": windows[0] if windows else None,
+    }
+
+
+def _gemma4_config(architecture: Architecture) -> dict[str, Any]:
+    heads, second, mixture = architecture.global_heads, architecture.layer_embedding, architecture.mixture
+    assert heads is not None
+    assert architecture.local_rope is not None
+    experts = {} if mixture is None else {"num_experts": mixture.count, "top_k_experts": mixture.per_token}
+    return {
+        **experts,
+        "rope_parameters": {
+            "full_attention": {"rope_theta": architecture.rope.theta, **(_scaling(architecture.rope) or {})},
+            "sliding_attention": {"rope_theta": architecture.local_rope.theta, "rope_type": "default"},
+        },
+        "final_logit_softcapping": architecture.final_softcap,
+        "global_head_dim": heads.head_dim,
+        "num_global_key_value_heads": heads.n_kv_heads,
+        "attention_k_eq_v": not heads.values,
+        "num_kv_shared_layers": architecture.borrowing,
+        "use_double_wide_mlp": architecture.borrower_d_ff is not None,
+        "hidden_size_per_layer_input": 0 if second is None else second.width,
+        "vocab_size_per_layer_input": architecture.vocab_size if second is None else second.vocab_size,
+        "enable_moe_block": mixture is not None,
+        "moe_intermediate_size": None if mixture is None else mixture.d_ff,
+    }
+
+
+def _mixture_config(architecture: Architecture) -> dict[str, Any]:
+    mixture = architecture.mixture
+    if mixture is None:
+        return {}
+    return {
+        "num_experts": mixture.count,
+        "num_experts_per_tok": mixture.per_token,
+        "moe_intermediate_size": mixture.d_ff,
+        "norm_topk_prob": mixture.normalised,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [layer for layer in range(architecture.n_layers) if layer not in mixture.layers],
     }
 
 
@@ -166,6 +202,8 @@ def _scaling(rope: Rope) -> dict[str, Any] | None:
                 "high_freq_factor": high,
                 "original_max_position_embeddings": original,
             }
+        case PartialRotation(fraction, factor):
+            return {"rope_type": "proportional", "partial_rotary_factor": fraction, "factor": factor}
     return None
 
 
@@ -173,49 +211,70 @@ def _offset(architecture: Architecture) -> float:
     return 1.0 if architecture.unit_offset_norms else 0.0
 
 
-def _norms(architecture: Architecture, index: int) -> list[_Norm]:
-    layer, width = f"model.layers.{index}", architecture.d_model
-    norms = [_Norm("attention_norm", f"{layer}.input_layernorm.weight", width)]
-    if architecture.sandwich_norms:
-        norms += [
-            _Norm("post_attention_norm", f"{layer}.post_attention_layernorm.weight", width),
-            _Norm("mlp_norm", f"{layer}.pre_feedforward_layernorm.weight", width),
-            _Norm("post_mlp_norm", f"{layer}.post_feedforward_layernorm.weight", width),
-        ]
-    else:
-        norms.append(_Norm("mlp_norm", f"{layer}.post_attention_layernorm.weight", width))
-    if architecture.qk_norm:
-        heads = [(f"{part}_norm", f"{layer}.self_attn.{part}_norm.weight") for part in "qk"]
-        norms += [_Norm(field, name, architecture.head_dim) for field, name in heads]
-    return norms
+def _refuse_misfits(architecture: Architecture, expected: Set[str], found: Set[str], where: str) -> None:
+    spare = {HEAD} if architecture.tie_embeddings else set()
+    for layer in range(architecture.n_layers - architecture.borrowing, architecture.n_layers):
+        # Layers that borrow their keys and values are published with projections that nothing reads.
+        spare |= {f"model.layers.{layer}.self_attn.{name}.weight" for name in ("k_proj", "v_proj", "k_norm")}
+    missing, unexpected = sorted(expected - found), sorted(found - expected - spare)
+    if missing or unexpected:
+        raise WeightsError(
+            f"{where} does not fit a {architecture.family} model of {architecture.n_layers} layers: "
+            f"{len(missing)} missing ({_listed(missing)}), {len(unexpected)} unexpected ({_listed(unexpected)})"
+        )
 
 
-def _expected(architecture: Architecture) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a checkpoint."""
-    matrix = (architecture.vocab_size, architecture.d_model)
-    yield EMBEDDING, matrix
-    yield FINAL_NORM, (architecture.d_model,)
-    if not architecture.tie_embeddings:
-        yield HEAD, matrix
-    for index in range(architecture.n_layers):
-        yield from ((norm.name, (norm.width,)) for norm in _norms(architecture, index))
-        for module in LINEAR_MODULES:
-            inputs, outputs = architecture.linear_shape(module)
-            yield f"{module_name(index, module)}.weight", (outputs, inputs)
-            if architecture.biased(module):
-                yield f"{module_name(index, module)}.bias", (outputs,)
+def _array(place: Place, read: Callable[[str], np.ndarray], dtype: DTypeLike, offset: float) -> jax.Array:
+    match place.kind:
+        case "matrix":
+            return _device(read(place.names[0]).T, dtype)
+        case "experts":
+            # Cast one by one, so that the stack is made once, in its own dtype.
+            each = np.stack([read(name).astype(dtype, copy=False) for name in place.names])
+            return _device(_by_expert(place, each).swapaxes(1, 2), dtype)
+        case "norm":
+            return _device(read(place.names[0]), jnp.float32) + offset
+        case "vector":
+            return _device(read(place.names[0]), jnp.float32)
+    return _device(read(place.names[0]), dtype)
 
 
-def _read_layer(architecture: Architecture, index: int, read: Callable[[str], np.ndarray], dtype: DTypeLike) -> Layer:
-    offset = _offset(architecture)
-    fields: dict[str, Any] = {
-        norm.field: _device(read(norm.name), jnp.float32) + offset for norm in _norms(architecture, index)
-    }
-    for module in LINEAR_MODULES:
-        name = module_name(index, module)
-        bias = _device(read(f"{name}.bias"), jnp.float32) if architecture.biased(module) else None
-        fields[module] = Linear(weight=_device(read(f"{name}.weight").T, dtype), bias=bias)
-    return Layer(**fields)
+def _tensors(
+    architecture: Architecture, record: Base | Layer, places: Iterator[Place], dtype: DTypeLike
+) -> Iterator[tuple[str, np.ndarray]]:
+    for place in places:
+        array = attrgetter(place.field)(record)
+        match place.kind:
+            case "matrix":
+                yield place.names[0], np.ascontiguousarray(np.asarray(array.astype(dtype)).T)
+            case "experts":
+                whole = np.ascontiguousarray(np.asarray(array.astype(dtype)).swapaxes(1, 2))
+                yield from zip(place.names, whole.reshape(-1, *place.shape), strict=True)
+            case "norm":
+                yield place.names[0], np.asarray((array - _offset(architecture)).astype(dtype))
+            case _:
+                yield place.names[0], np.asarray(array.astype(dtype))
+
+
+def _by_expert(place: Place, tensors: np.ndarray) -> np.ndarray:
+    """[experts, outputs, inputs] of what a checkpoint keeps in one tensor, or in one or two for each expert."""
+    if len(place.names) == 1:
+        return tensors[0]
+    parts = 2 if place.field == "experts.gate_up" else 1
+    return tensors.reshape(-1, parts * place.shape[0], place.shape[1])
+
+
+def _nest(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Arrays by dotted path -> the fields of a record, records inside it made."""
+    fields: dict[str, Any] = {}
+    inner: dict[str, dict[str, jax.Array]] = {}
+    for path, array in arrays.items():
+        first, _, rest = path.partition(".")
+        if rest:
+            inner.setdefault(first, {})[rest] = array
+        else:
+            fields[first] = array
+    return fields | {name: _RECORDS[name](**_nest(held)) for name, held in inner.items()}
 
 
 def _device(tensor: np.ndarray, dtype: DTypeLike) -> jax.Array:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from components.errors import WeightsError
-from components.model.architecture import Architecture, Llama3Scaling, Rope
+from components.model.architecture import Architecture
 from components.model.attention import inverse_frequencies
+from components.model.switches import Llama3Scaling, Rope
 from tests.model.tiny import CONFIGS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "files" / "hf_configs"

@@ -28,6 +28,16 @@ _WINDOWED = {
     "query_pre_attn_scalar": 20,
 }
 
+_GEMMA4 = {
+    "model_type": "gemma4_text",
+    **_SIZES,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "global_head_dim": 16,
+    "final_logit_softcapping": 3.0,
+}
+
 # In the spelling of transformers 4, which both major versions read.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **_SIZES, "rope_theta": 1e5, "tie_word_embeddings": False},
@@ -35,6 +45,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "llama_scaled": {"model_type": "llama", **_SIZES, "rope_theta": 5e5, "rope_scaling": _LLAMA3},
     "qwen2": {"model_type": "qwen2", **_SIZES, "head_dim": 8, "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", **_SIZES, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+        "tie_word_embeddings": False,
+    },
+    "qwen3_moe_sparse_step": {
+        "model_type": "qwen3_moe",
+        **_SIZES,
+        "num_experts": 40,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 8,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+        "tie_word_embeddings": True,
+    },
     "gemma2": {
         "model_type": "gemma2",
         **_SIZES,
@@ -50,5 +80,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "gemma4_experts": {
+        **_GEMMA4,
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 5,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 20,
+    },
+    "gemma4_shared": {
+        **_GEMMA4,
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 61,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
     },
 }
