@@ -75,7 +75,7 @@ def begin(history: History, journal: Recorder, opening: Opened) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RunPlan:
     """How long a run is, and how often it saves. `grace_seconds` is the time that a checkpoint has after a stop."""
 
     steps: int
@@ -97,7 +97,7 @@ Save = Callable[[int, TrainState, Mapping[str, Any]], None]
 
 
 class TrainingLoop:
-    """One run of optimizer steps, from `history.version` to `schedule.steps`.
+    """One run of optimizer steps, from `history.version` to `plan.steps`.
 
     `save` writes a checkpoint of a step, a state and the history's facts; it is called on the worker thread, every
     `checkpoint_every` steps, after the last, and when the run is stopped.
@@ -115,7 +115,7 @@ class TrainingLoop:
         records: RunRecords,
         *,
         rollout: RolloutConfig,
-        schedule: Schedule,
+        plan: RunPlan,
         save: Save,
     ) -> None:
         self.history = history
@@ -129,7 +129,7 @@ class TrainingLoop:
         self._journal = journal
         self._records = records
         self._rollout = rollout
-        self._schedule = schedule
+        self._plan = plan
         self._save = save
         self._saved = history.version
         self._selection = SelectionMonitor()
@@ -155,9 +155,9 @@ class TrainingLoop:
             self.history.ledger.abandon()
             # After a stop that outlasted the grace period, nobody waits for what is still being computed.
             self._worker.shutdown(wait=not self._stop.is_set(), cancel_futures=True)
-        if self.history.version < self._schedule.steps:
+        if self.history.version < self._plan.steps:
             raise RunStoppedError(
-                f"{self._stop_reason}: stopped after step {self.history.version} of {self._schedule.steps}; nothing is "
+                f"{self._stop_reason}: stopped after step {self.history.version} of {self._plan.steps}; nothing is "
                 "lost, and the same command goes on from here"
             )
 
@@ -172,7 +172,7 @@ class TrainingLoop:
             self._cursor,
             self._rollout,
             version=self.history.version,
-            last_version=self._schedule.steps,
+            last_version=self._plan.steps,
             listener=Listener(ended=self._on_ended, closed=self._on_closed, rejected=self._on_rejected),
             recovered=self.history.unsettled,
         )
@@ -195,8 +195,8 @@ class TrainingLoop:
             await asyncio.wait((steps, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not steps.done():
                 say(f"{self._stop_reason}: saving what is done, up to step {self.history.version}")
-                deadline = time.monotonic() + self._schedule.grace_seconds
-                await asyncio.wait((steps,), timeout=self._schedule.grace_seconds)
+                deadline = time.monotonic() + self._plan.grace_seconds
+                await asyncio.wait((steps,), timeout=self._plan.grace_seconds)
                 await self._save_within(deadline - time.monotonic(), idle=steps.done())
             if steps.done():
                 steps.result()
@@ -213,11 +213,11 @@ class TrainingLoop:
                 raise TimeoutError
             await asyncio.wait_for(self._checkpoint(), seconds)
         except TimeoutError:
-            say(f"no checkpoint within {self._schedule.grace_seconds:g} s; the next start computes from the journal")
+            say(f"no checkpoint within {self._plan.grace_seconds:g} s; the next start computes from the journal")
 
     async def _steps(self, orchestrator: Orchestrator) -> None:
         before = self._reading()
-        while self.history.version < self._schedule.steps and not self._stop.is_set():
+        while self.history.version < self._plan.steps and not self._stop.is_set():
             groups = await self._consume(orchestrator)
             if len(groups) < self._rollout.tasks_per_step:
                 return
@@ -231,7 +231,7 @@ class TrainingLoop:
             self._adapt(orchestrator, numbers)
             before = after
             step = self.history.version
-            if step % self._schedule.checkpoint_every == 0 or step == self._schedule.steps:
+            if step % self._plan.checkpoint_every == 0 or step == self._plan.steps:
                 await self._checkpoint()
 
     async def _publish(self, orchestrator: Orchestrator) -> SyncProof:
@@ -333,7 +333,7 @@ class TrainingLoop:
     def _write_down(self, numbers: dict[str, Any], groups: Sequence[Group]) -> None:
         step = self.history.version
         self._records.step(step, numbers, groups)
-        say(_line(step, self._schedule.steps, numbers))
+        say(_line(step, self._plan.steps, numbers))
         for warning in staleness_warnings(numbers):
             say(f"step {step}: {warning}")
 

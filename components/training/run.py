@@ -37,7 +37,7 @@ from components.training.history import Event, History, Opened, Step
 from components.training.interruption import run_until_interrupted
 from components.training.journal import Journal, read_journal
 from components.training.learner import Learner
-from components.training.loop import Schedule, TrainingLoop, begin
+from components.training.loop import RunPlan, TrainingLoop, begin
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import PackingConfig, check_row_length
 from components.training.records import RunRecords, episode_numbers
@@ -206,7 +206,7 @@ def _loop(
         journal,
         records,
         rollout=settings.rollout,
-        schedule=Schedule(settings.steps, settings.checkpoint_every, settings.grace_seconds),
+        plan=RunPlan(settings.steps, settings.checkpoint_every, settings.grace_seconds),
         save=save,
     )
 

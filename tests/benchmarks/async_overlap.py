@@ -53,7 +53,7 @@ from components.rollout.tokenizer import CharacterTokenizer
 from components.telemetry.clock import idle_share, is_waiting
 from components.training.history import Event, History
 from components.training.learner import Learner
-from components.training.loop import Schedule, TrainingLoop
+from components.training.loop import RunPlan, TrainingLoop
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import PackingConfig
 from components.training.records import RunRecords
@@ -214,7 +214,7 @@ async def run(side: Side, *, warm_up: int, steps: int) -> Seen:
                 max_concurrency="auto",
                 max_staleness=side.max_staleness,
             ),
-            schedule=Schedule(steps=10_000, checkpoint_every=10_000),
+            plan=RunPlan(steps=10_000, checkpoint_every=10_000),
             save=lambda version, state, facts: None,
         )
         records.loop = loop
