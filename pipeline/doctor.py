@@ -15,9 +15,8 @@ from components.environments.environment import environment_factory, tasks_of
 from components.errors import ConfigError, DataError, Problem, WeightsError
 from components.model.architecture import Architecture
 from components.model.footprint import (
-    BYTES,
     activation_bytes,
-    base_parameters,
+    base_bytes,
     cache_bytes,
     read_architecture,
 )
@@ -75,9 +74,10 @@ def problem_record(problem: Problem) -> dict[str, Any]:
 def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
     """Bytes by owner while training. Activations are an estimate; one base serves rollout, reference and trainer."""
     train = recipe.train
-    base = base_parameters(architecture) * BYTES[recipe.init_model.dtype]
+    start = recipe.init_model
+    base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise)
     try:
-        adapter = 4 * trained_parameters(recipe.init_model, architecture)
+        adapter = 4 * trained_parameters(start, architecture)
     except (ConfigError, WeightsError):
         adapter = 0
     engine, packing = train.engine, train.packing

@@ -1,5 +1,6 @@
 """A trained adapter and its base -> a PEFT directory, a merged checkpoint, and the proof that both load elsewhere."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from components.model import platform, weights
 from components.model.base_artifact import BaseArtifact, read_base
 from components.model.lora import merge
 from components.model.peft import load_adapter, read_config, save_adapter
+from components.model.quantise import dense_tree
 from components.rollout.prepare import read_tasks
 from components.rollout.tokenizer import load_tokenizer
 from components.telemetry.run_files import read_run, update_summary
@@ -44,8 +46,10 @@ def export(
     settings = from_json(ExportConfig, section, where="export")
     platform.use_compilation_cache()
     artifact = read_base(Path(base))
-    # float32 whatever the run used: the weights are summed in it, and the proof compares in it.
-    model = weights.load(artifact.source, dtype=jnp.float32)
+    # float32 whatever the run used: the weights are summed in it, and the proof compares in it. A quantised base is
+    # written as the numbers that it stands for, as those are what the adapter was trained on.
+    model = weights.load(artifact.source, dtype=jnp.float32, quantise=artifact.quantise)
+    model = replace(model, base=dense_tree(model.base))
     tokenizer = load_tokenizer(weights.locate(artifact.source))
     policy = load_adapter(Path(trained), model.architecture)
     lora = read_config(Path(trained))
@@ -79,4 +83,5 @@ def export(
 
 
 def _name(artifact: BaseArtifact) -> str:
-    return f"{artifact.source} (fingerprint {artifact.fingerprint})"
+    quantised = "" if artifact.quantise == "none" else f", quantised to {artifact.quantise}"
+    return f"{artifact.source} (fingerprint {artifact.fingerprint}{quantised})"

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from components.model.architecture import Architecture
+from components.model.quantise import Matrix
 
 ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
@@ -22,9 +23,9 @@ LINEAR_MODULES = ATTENTION_MODULES + MLP_MODULES
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @struct.dataclass
 class Linear:
-    """`y = x @ weight + bias`."""
+    """`y = x @ weight + bias`, the weight `[inputs, outputs]`, as numbers or quantised."""
 
-    weight: Float[Array, "inputs outputs"]
+    weight: Matrix
     bias: Float[Array, " outputs"] | None = None
 
 
@@ -47,11 +48,14 @@ class Beside:
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @struct.dataclass
 class Experts:
-    """A mixture in one layer: `gate_up` holds each expert's gate and, behind it, its up projection."""
+    """A mixture in one layer, the weights of its experts `[experts, inputs, outputs]`.
+
+    `gate_up` holds each expert's gate and, behind it, its up projection.
+    """
 
     router: Float[Array, "d_model experts"]
-    gate_up: Float[Array, "experts d_model two_d_ff"]
-    down: Float[Array, "experts d_ff d_model"]
+    gate_up: Matrix
+    down: Matrix
     beside: Beside | None = None
 
 
@@ -70,7 +74,7 @@ class LayerInput:
 class SecondEmbedding:
     """Numbers for every layer from a token (a table) and from its embedding (a projection, normed per layer)."""
 
-    table: Float[Array, "vocab layers_width"]
+    table: Matrix
     projection: Linear
     norm: Float[Array, " width"]
 
@@ -103,10 +107,10 @@ class Layer:
 class Base:
     """All weights of a model. `head` is None where the embedding is the head; both are `[vocab, d_model]`."""
 
-    embedding: Float[Array, "vocab d_model"]
+    embedding: Matrix
     layers: tuple[Layer, ...]
     final_norm: Float[Array, " d_model"]
-    head: Float[Array, "vocab d_model"] | None = None
+    head: Matrix | None = None
     second_embedding: SecondEmbedding | None = None
 
 

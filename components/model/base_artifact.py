@@ -7,10 +7,11 @@ in the run lies in the folder itself, as `config.json`, safetensors and a tokeni
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from components.errors import WeightsError
+from components.model.quantise import Kind
 from components.model.weights import locate
 
 BASE_FILE = "base.json"
@@ -20,19 +21,21 @@ HERE = "."
 
 @dataclass(frozen=True, slots=True)
 class BaseArtifact:
-    """`source` and `dtype` are what `weights.load` takes; the tokenizer lies in the same source."""
+    """`source`, `dtype` and `quantise` are what `weights.load` takes; the tokenizer lies in the same source."""
 
     source: str
     dtype: str
     fingerprint: str
     size_bytes: int
+    quantise: Kind = "none"
 
 
-def write_base(folder: Path, source: str, *, dtype: str) -> BaseArtifact:
+def write_base(folder: Path, source: str, *, dtype: str, quantise: Kind = "none") -> BaseArtifact:
     """Point to `source`, or to what already lies in the folder when it is `HERE`. Raises WeightsError if nothing is."""
     folder.mkdir(parents=True, exist_ok=True)
     files = _files(folder if source == HERE else locate(source))
-    artifact = BaseArtifact(source, dtype, _fingerprint(files), sum(file.stat().st_size for file in files))
+    size = sum(file.stat().st_size for file in files)
+    artifact = BaseArtifact(source, dtype, _fingerprint(files), size, quantise)
     (folder / BASE_FILE).write_text(json.dumps(asdict(artifact), indent=2) + "\n")
     return artifact
 
@@ -53,7 +56,7 @@ def read_base(folder: Path) -> BaseArtifact:
             f"the weights at {source} are not those that init_model saw (fingerprint {found}, then "
             f"{artifact.fingerprint}); put them back, or start a new run"
         )
-    return BaseArtifact(source, artifact.dtype, artifact.fingerprint, artifact.size_bytes)
+    return replace(artifact, source=source)
 
 
 def _files(path: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from components.model.base import Base, Experts, Layer, Linear
 from components.model.cache import Cache, write
 from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
+from components.model.quantise import Matrix, dense, is_quantised, take_rows
 
 Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
 LocalTable = tuple[Float[Array, "rows time 1 local_half"], Float[Array, "rows time 1 local_half"]]
@@ -49,7 +50,7 @@ def forward(
     for index, layer in enumerate(base.layers):
         window, owner = architecture.windows[index], architecture.kv_owner(index)
         entered.append(x)
-        lender = None if owner == index else (base.layers[owner], _pairs(adapter, owner), entered[owner])
+        lender = (base.layers[owner], _pairs(adapter, owner), entered[owner]) if owner != index else None
         x = block(layer, _pairs(adapter, index), x, lender, second[index], tables[window is not None], masks[window])
     return _norm(x, base.final_norm, architecture.norm_eps)
 
@@ -81,13 +82,14 @@ def forward_cached(
     for index, layer in enumerate(base.layers):
         window, pairs, owner = architecture.windows[index], _pairs(adapter, index), architecture.kv_owner(index)
         table = tables[window is not None]
+        normed = _norm(x, layer.attention_norm, architecture.norm_eps)
         if owner == index:
-            keys, values = _keys_values(architecture, layer, pairs, x, table)
+            keys, values = _keys_values(architecture, layer, pairs, normed, table)
             all_keys[index], all_values[index] = write(cache, index, keys, values, places, positions)
         layer_keys, layer_values = all_keys[owner], all_values[owner]
         if slots is not None:
             layer_keys, layer_values = layer_keys[slots], layer_values[slots]
-        queries = _queries(architecture, layer, pairs, x, table)
+        queries = _queries(architecture, layer, pairs, normed, table)
         mixed = attention.attend(architecture, queries, layer_keys, layer_values, masks[window])
         x = _finish(architecture, layer, pairs, x, second[index], mixed)
     return _norm(x, base.final_norm, architecture.norm_eps), Cache(keys=tuple(all_keys), values=tuple(all_values))
@@ -105,26 +107,27 @@ def logits(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def matmul(
-    x: Float[Array, "rows inputs"], weight: Float[Array, "left right"], transposed: bool = False
-) -> Float[Array, "rows outputs"]:
+def matmul(x: Float[Array, "rows inputs"], weight: Matrix, transposed: bool = False) -> Float[Array, "rows outputs"]:
     """`x @ weight` (or `x @ weight.T`): multiplied in the weight's dtype, summed in float32.
 
     Its own derivative, because the one that JAX derives would multiply a float32 cotangent by a bfloat16 weight,
-    which first writes out the weight again in float32.
+    which first writes out the weight again in float32. A quantised weight is kept quantised for the backward pass, and
+    has no gradient of its own.
     """
-    rows = len(x)
+    rows, weight = len(x), dense(weight)
     short = max(0, platform.current().least_rows(weight.dtype) - rows)
     return _contract(jnp.pad(x.astype(weight.dtype), ((0, short), (0, 0))), weight, 1, int(transposed))[:rows]
 
 
-def _matmul_forward(x: Array, weight: Array, transposed: bool) -> tuple[Array, tuple[Array, Array]]:
+def _matmul_forward(x: Array, weight: Matrix, transposed: bool) -> tuple[Array, tuple[Array, Matrix]]:
     return matmul(x, weight, transposed), (x, weight)
 
 
-def _matmul_backward(transposed: bool, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _matmul_backward(transposed: bool, saved: tuple[Array, Matrix], cotangent: Array) -> tuple[Array, Array | None]:
     x, weight = saved
-    to_x = _contract(cotangent.astype(weight.dtype), weight, 1, 1 - int(transposed))
+    to_x = _contract(cotangent.astype(weight.dtype), dense(weight), 1, 1 - int(transposed))
+    if is_quantised(weight):
+        return to_x, None
     left, right = (cotangent, x) if transposed else (x, cotangent)
     return to_x, _contract(left, right, 0, 0).astype(weight.dtype)
 
@@ -146,7 +149,7 @@ def _embed(
 ) -> Float[Array, "rows time d_model"]:
     # The scale is rounded to the base's dtype because that is what the checkpoints were trained with.
     scale = jnp.asarray(architecture.embed_scale, base.embedding.dtype).astype(jnp.float32)
-    return base.embedding[tokens].astype(jnp.float32) * scale
+    return take_rows(base.embedding, tokens).astype(jnp.float32) * scale
 
 
 def _second_embeddings(
@@ -158,7 +161,7 @@ def _second_embeddings(
         return [None] * architecture.n_layers
     shape = (*tokens.shape, architecture.n_layers, switch.width)
     scale = jnp.asarray(switch.width**0.5, second.table.dtype).astype(jnp.float32)
-    looked_up = second.table[tokens].astype(jnp.float32).reshape(shape) * scale
+    looked_up = take_rows(second.table, tokens).astype(jnp.float32).reshape(shape) * scale
     made = _linear(second.projection, None, x).reshape(shape) * architecture.d_model**-0.5
     both = (looked_up + _norm(made, second.norm, architecture.norm_eps)) * 2**-0.5
     return [both[:, :, index] for index in range(architecture.n_layers)]
@@ -175,17 +178,22 @@ def _block(
     mask: Bool[Array, "rows time time"],
 ) -> Float[Array, "rows time d_model"]:
     """One layer over whole rows. A layer that borrows keys and values makes them again, from what their owner saw."""
-    queries = _queries(architecture, layer, pairs, x, table)
-    keys, values = _keys_values(architecture, *(lender or (layer, pairs, x)), table)
+    normed = _norm(x, layer.attention_norm, architecture.norm_eps)
+    queries = _queries(architecture, layer, pairs, normed, table)
+    if lender is None:
+        keys, values = _keys_values(architecture, layer, pairs, normed, table)
+    else:
+        owner, owner_pairs, entered = lender
+        entered = _norm(entered, owner.attention_norm, architecture.norm_eps)
+        keys, values = _keys_values(architecture, owner, owner_pairs, entered, table)
     mixed = attention.attend(architecture, queries, keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3), mask)
     return _finish(architecture, layer, pairs, x, second, mixed)
 
 
 def _queries(
-    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"], table: Table
+    architecture: Architecture, layer: Layer, pairs: Pairs, normed: Float[Array, "rows time d_model"], table: Table
 ) -> Float[Array, "rows time heads head_dim"]:
     """Queries of one layer, rotated."""
-    normed = _norm(x, layer.attention_norm, architecture.norm_eps)
     queries = _by_head(_linear(layer.q_proj, pairs.get("q_proj"), normed), table)
     if layer.q_norm is not None:
         queries = _norm(queries, layer.q_norm, architecture.norm_eps)
@@ -193,11 +201,10 @@ def _queries(
 
 
 def _keys_values(
-    architecture: Architecture, layer: Layer, pairs: Pairs, x: Float[Array, "rows time d_model"], table: Table
+    architecture: Architecture, layer: Layer, pairs: Pairs, normed: Float[Array, "rows time d_model"], table: Table
 ) -> tuple[Float[Array, "rows time kv hd"], Float[Array, "rows time kv hd"]]:
     """Keys (rotated) and values of one layer; where it has no projection for values, they are the bare keys."""
     assert layer.k_proj is not None
-    normed = _norm(x, layer.attention_norm, architecture.norm_eps)
     keys = _by_head(_linear(layer.k_proj, pairs.get("k_proj"), normed), table)
     values = keys
     if layer.v_proj is not None:

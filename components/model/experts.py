@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from components.model import platform
 from components.model.base import Experts
+from components.model.quantise import Matrix, dense
 from components.model.switches import Mixture
 
 Product = Callable[[Array, Any], Array]
@@ -61,7 +62,7 @@ def _blocked(
 ) -> Float[Array, "visits d_model"]:
     """Visits of tokens to experts, sorted by expert and cut into blocks that have one expert each."""
     visits, per_token = chosen.size, chosen.shape[1]
-    owners, members = _blocks(chosen.reshape(-1), len(experts.gate_up))
+    owners, members = _blocks(chosen.reshape(-1), experts.router.shape[1])
     padded = jnp.pad(x, ((0, 1), (0, 0)))
 
     def visit(block: tuple[Array, Array]) -> Array:
@@ -95,9 +96,10 @@ def _ragged(
     activate: Activation,
 ) -> Float[Array, "visits d_model"]:
     order = jnp.argsort(chosen.reshape(-1), stable=True)
-    sizes = jnp.bincount(chosen.reshape(-1), length=len(experts.gate_up)).astype(jnp.int32)
+    sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[1]).astype(jnp.int32)
 
-    def ragged(rows: Array, weight: Array) -> Array:
+    def ragged(rows: Array, weight: Matrix) -> Array:
+        weight = dense(weight)
         return lax.ragged_dot(rows.astype(weight.dtype), weight, sizes, preferred_element_type=jnp.float32)
 
     made = _mlp(x[order // chosen.shape[1]], experts.gate_up, experts.down, ragged, activate)

@@ -1,11 +1,14 @@
 """A source or an architecture -> how many numbers and bytes it takes, before a single weight is loaded."""
 
+import jax
+
 from components.errors import WeightsError
 from components.model.architecture import Architecture
-from components.model.base import LINEAR_MODULES
+from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
 from components.model.huggingface import read_config
-from components.model.lora import LoraConfig, bound_modules
+from components.model.lora import LoraConfig, bound_modules, module_shapes
+from components.model.quantise import Kind, quantise_tree
 from components.model.weights import locate
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -22,16 +25,25 @@ def read_architecture(source: str) -> Architecture:
 
 
 def base_parameters(architecture: Architecture) -> int:
-    """Numbers in the linear layers and the embeddings; norms and biases are too few to plan for."""
-    layer = sum(inputs * outputs for inputs, outputs in map(architecture.linear_shape, LINEAR_MODULES))
-    tables = 1 if architecture.tie_embeddings else 2
-    return architecture.n_layers * layer + tables * architecture.vocab_size * architecture.d_model
+    """Numbers in the linear layers, experts and embeddings; norms and biases are too few to name."""
+    base = jax.eval_shape(lambda: random_base(jax.random.key(0), architecture))
+    return sum(leaf.size for leaf in jax.tree.leaves(base) if leaf.ndim > 1)
+
+
+def base_bytes(architecture: Architecture, *, dtype: str, quantise: Kind = "none") -> int:
+    """Bytes of the frozen weights as `weights.load` keeps them; nothing is made to find out."""
+
+    def make() -> Base:
+        stored = dtype if quantise == "none" else "float32"
+        return quantise_tree(random_base(jax.random.key(0), architecture, stored), quantise, dtype)
+
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make)))
 
 
 def adapter_parameters(architecture: Architecture, config: LoraConfig) -> int:
     """Numbers that are trained. Raises ConfigError for a pattern that binds no module."""
-    bound = bound_modules(architecture, config)
-    return sum(config.rank_of(name) * sum(architecture.linear_shape(name.rpartition(".")[2])) for name in bound)
+    shapes = module_shapes(architecture)
+    return sum(config.rank_of(name) * sum(shapes[name]) for name in bound_modules(architecture, config))
 
 
 def cache_bytes(architecture: Architecture, *, slots: int, capacity: int, dtype: str) -> int:
@@ -45,6 +57,7 @@ def activation_bytes(architecture: Architecture, *, tokens: int, row_length: int
 
     One layer's inside (projections, attention scores of whole rows, MLP) for all tokens, and every layer's input.
     """
-    widths = sum(outputs for _, outputs in map(architecture.linear_shape, LINEAR_MODULES))
+    layers = map(architecture.linear_shapes, range(architecture.n_layers))
+    widths = max(sum(outputs for _, outputs in shapes.values()) for shapes in layers)
     inside = tokens * (2 * widths + 2 * architecture.n_heads * row_length)
     return 4 * (inside + tokens * architecture.d_model * (architecture.n_layers + 1))

@@ -22,6 +22,7 @@ from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, Base, Beside, Experts, Layer, LayerInput, Linear, SecondEmbedding
 from components.model.layout import EMBEDDING, HEAD, Place, layer_places, top_places
+from components.model.quantise import Kind, Matrix, store
 from components.model.switches import LinearScaling, Llama3Scaling, PartialRotation, Rope
 
 Tensors = Mapping[str, Callable[[], np.ndarray]]
@@ -74,8 +75,10 @@ def open_folder(folder: Path) -> Tensors:
     return {_canonical(key): _reader(path, key) for key, path in found}
 
 
-def assemble(architecture: Architecture, tensors: Tensors, *, dtype: DTypeLike, where: str) -> Base:
-    """Make a base of tensors in Hugging Face names and layouts.
+def assemble(
+    architecture: Architecture, tensors: Tensors, *, dtype: DTypeLike, where: str, quantise: Kind = "none"
+) -> Base:
+    """Make a base of tensors in Hugging Face names and layouts, each quantised before the next one is read.
 
     Raises WeightsError that names missing and unexpected tensors, with their number, and a wrong shape.
     """
@@ -90,8 +93,10 @@ def assemble(architecture: Architecture, tensors: Tensors, *, dtype: DTypeLike, 
             raise WeightsError(f"{where}: {name} has shape {tensor.shape}; its config asks for {expected[name]}")
         return tensor
 
-    def array(place: Place) -> jax.Array:
-        return _array(place, read, dtype, _offset(architecture))
+    def array(place: Place) -> Matrix | jax.Array:
+        # What is quantised is so from float32: it would be another matrix if it were rounded first.
+        read_as = dtype if quantise == "none" else jnp.float32
+        return store(place.field, _array(place, read, read_as, _offset(architecture)), quantise, dtype)
 
     if architecture.tie_embeddings and HEAD in tensors and not np.array_equal(tensors[HEAD](), read(EMBEDDING)):
         raise WeightsError(f"{where}: {HEAD} differs from {EMBEDDING}, although its config ties the two")
@@ -264,10 +269,10 @@ def _by_expert(place: Place, tensors: np.ndarray) -> np.ndarray:
     return tensors.reshape(-1, parts * place.shape[0], place.shape[1])
 
 
-def _nest(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+def _nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by dotted path -> the fields of a record, records inside it made."""
     fields: dict[str, Any] = {}
-    inner: dict[str, dict[str, jax.Array]] = {}
+    inner: dict[str, dict[str, Any]] = {}
     for path, array in arrays.items():
         first, _, rest = path.partition(".")
         if rest:

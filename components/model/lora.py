@@ -20,6 +20,7 @@ from components.config import config
 from components.errors import ConfigError, Problem
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, Base, Layer, module_name
+from components.model.quantise import dense
 
 Number = TypeVar("Number", int, float)
 
@@ -87,13 +88,12 @@ def init_adapter(key: jax.Array, architecture: Architecture, config: LoraConfig)
     bound = bound_modules(architecture, config)
     layers: list[dict[str, LoraPair]] = [{} for _ in range(architecture.n_layers)]
     for index in range(architecture.n_layers):
-        for place, module in enumerate(LINEAR_MODULES):
+        for module, (inputs, outputs) in architecture.linear_shapes(index).items():
             name = module_name(index, module)
             if name not in bound:
                 continue
-            inputs, outputs = architecture.linear_shape(module)
             limit = inputs**-0.5
-            pair_key = jax.random.fold_in(jax.random.fold_in(key, index), place)
+            pair_key = jax.random.fold_in(jax.random.fold_in(key, index), LINEAR_MODULES.index(module))
             rank = config.rank_of(name)
             a = jax.random.uniform(pair_key, (inputs, rank), minval=-limit, maxval=limit)
             layers[index][module] = LoraPair(a=a, b=jnp.zeros((rank, outputs)), scale=config.scale_of(name))
@@ -105,7 +105,7 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
 
     Raises ConfigError as `init_adapter` does.
     """
-    names = [module_name(layer, module) for layer in range(architecture.n_layers) for module in LINEAR_MODULES]
+    names = list(module_shapes(architecture))
     patterns = [pattern for target in config.targets for pattern in _alternatives(target)]
     matches = {pattern: [name for name in names if _compiled(pattern).fullmatch(name)] for pattern in patterns}
     problems = [
@@ -125,6 +125,15 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
     if idle:
         raise ConfigError(idle)
     return bound
+
+
+def module_shapes(architecture: Architecture) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of every module that an adapter may change, by its whole name, in order of layers."""
+    return {
+        module_name(layer, module): shape
+        for layer in range(architecture.n_layers)
+        for module, shape in architecture.linear_shapes(layer).items()
+    }
 
 
 def target_counts(architecture: Architecture, config: LoraConfig) -> dict[str, int]:
@@ -155,7 +164,10 @@ def parameter_count(adapter: Adapter) -> int:
 
 
 def merge(base: Base, adapter: Adapter) -> Base:
-    """The base with the adapter added to its weights: summed in float32, then cast to the base's dtype."""
+    """The base with the adapter added to its weights: summed in float32, then cast to the base's dtype.
+
+    What the adapter changes of a quantised base comes out as numbers, the rest stays quantised.
+    """
     layers = (_merge_layer(layer, pairs) for layer, pairs in zip(base.layers, adapter.layers, strict=True))
     return dataclasses.replace(base, layers=tuple(layers))
 
@@ -164,7 +176,7 @@ def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
     merged = {}
     for module, pair in pairs.items():
         linear = vars(layer)[module]
-        weight = linear.weight.astype(jnp.float32) + pair.scale * jnp.matmul(pair.a, pair.b, precision="highest")
+        weight = dense(linear.weight).astype(jnp.float32) + pair.scale * jnp.matmul(pair.a, pair.b, precision="highest")
         merged[module] = dataclasses.replace(linear, weight=weight.astype(linear.weight.dtype))
     return dataclasses.replace(layer, **merged)
 

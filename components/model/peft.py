@@ -180,7 +180,7 @@ def _pair(
     sides: Mapping[str, Float[Array, "_ _"]], config: LoraConfig, architecture: Architecture, layer: int, module: str
 ) -> LoraPair:
     name = module_name(layer, module)
-    inputs, outputs = architecture.linear_shape(module)
+    inputs, outputs = architecture.linear_shape(module, layer)
     rank = config.rank_of(name)
     wanted = {"A": (inputs, rank), "B": (rank, outputs)}
     for side, shape in wanted.items():

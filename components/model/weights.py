@@ -12,6 +12,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
 from components.model.packages import package_file
+from components.model.quantise import Kind
 
 __all__ = ["Model", "load", "locate", "random_base"]
 
@@ -37,11 +38,12 @@ def locate(source: str) -> Path:
     return path
 
 
-def load(source: str, *, dtype: DTypeLike = jnp.float32) -> Model:
+def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none") -> Model:
     """Read a Hugging Face folder (config.json, *.safetensors), a `.gguf` file, or `package:NAME`.
 
-    The linear weights and the embedding are cast to `dtype`; norms and biases stay float32. At most one tensor at a
-    time is held twice. Raises WeightsError that names what is unknown, missing, unexpected, doubled or misshapen.
+    The linear weights and the embedding are cast to `dtype`, or stored as `quantise` says and multiplied in `dtype`;
+    norms and biases stay float32. At most one tensor at a time is held twice. Raises WeightsError that names what is
+    unknown, missing, unexpected, doubled or misshapen.
     """
     path = locate(source)
     if path.is_dir():
@@ -52,5 +54,5 @@ def load(source: str, *, dtype: DTypeLike = jnp.float32) -> Model:
     else:
         raise WeightsError(f"{source} is neither a folder nor a .gguf file")
     architecture = Architecture.from_huggingface(config)
-    base = huggingface.assemble(architecture, tensors, dtype=dtype, where=source)
+    base = huggingface.assemble(architecture, tensors, dtype=dtype, where=source, quantise=quantise)
     return Model(architecture=architecture, base=base, tokenizer_source=tokenizer)

@@ -68,7 +68,7 @@ def open_session(
     sides = make_placements(placement)
     sides.engine.check_rows(engine.slots, "engine.slots")
     artifact = read_base(base)
-    model = load(artifact.source, dtype=artifact.dtype)
+    model = load(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise)
     model = dataclasses.replace(model, base=sides.trainer.whole(model.base))
     tokenizer = load_tokenizer(artifact.source)
     player = make_player(environment, tokenizer)

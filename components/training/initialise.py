@@ -22,9 +22,10 @@ from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.base_artifact import HERE, BaseArtifact, read_base, write_base
 from components.model.checkpoint_folder import write_checkpoint
-from components.model.footprint import adapter_parameters, base_parameters, read_architecture
+from components.model.footprint import adapter_parameters, base_bytes, base_parameters, read_architecture
 from components.model.lora import Adapter, LoraConfig, init_adapter, module_names, parameter_count, target_counts
 from components.model.peft import open_adapter, save_adapter
+from components.model.quantise import Kind
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.prepare import read_tasks
 from components.rollout.tokenizer import CharacterTokenizer
@@ -67,13 +68,16 @@ class TinyConfig:
 class InitConfig:
     """Where the base comes from: `source` (a Hugging Face folder, a .gguf file, `package:NAME`) or `tiny`, one of both.
 
-    `dtype` is that of the frozen weights in memory; the adapter is float32. It starts from what `lora` describes, or
+    `dtype` is that of the frozen weights in memory; the adapter is float32. With `quantise` the weights are kept in 8
+    or 4 bits instead, by trainer and engine alike, and multiplied in `dtype` (see `components/model/quantise.py`). The
+    adapter starts from what `lora` describes, or
     from the PEFT directory `adapter`, a local folder or a gs:// URI, which then says what `lora` would have said.
     """
 
     source: str | None = None
     tiny: TinyConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantise: Kind = "none"
     lora: LoraConfig = LoraConfig()
     adapter: str | None = None
 
@@ -107,8 +111,8 @@ def initialise(*, section: str, environment: str, seed: int, tasks: str, base: s
     tiny_key, adapter_key = jax.random.split(jax.random.key(seed))
     if settings.tiny is not None:
         _make_tiny(settings.tiny, tiny_key, world, read_tasks(tasks, "train"), Path(base), settings.dtype, seed)
-    else:
-        write_base(Path(base), str(settings.source), dtype=settings.dtype)
+    source = HERE if settings.tiny is not None else str(settings.source)
+    write_base(Path(base), source, dtype=settings.dtype, quantise=settings.quantise)
     artifact = read_base(Path(base))
     architecture = read_architecture(artifact.source)
     start, lora = _starting_adapter(settings, adapter_key, architecture)
@@ -118,8 +122,8 @@ def initialise(*, section: str, environment: str, seed: int, tasks: str, base: s
         "adapter_parameters": parameter_count(start),
     }
     say(
-        f"{facts['family']} base of {facts['parameters']:,} parameters; the adapter binds {facts['adapter_modules']} "
-        f"modules and trains {facts['adapter_parameters']:,} parameters"
+        f"{facts['family']} base of {facts['parameters']:,} parameters in {facts['base_bytes'] / 1e6:,.1f} MB; "
+        f"the adapter binds {facts['adapter_modules']} modules and trains {facts['adapter_parameters']:,} parameters"
     )
     return facts
 
@@ -158,7 +162,6 @@ def _make_tiny(
     tuned = fit(architecture, start, pairs, settings.warm_start, progress=_say_loss)
     tokenizer.save(folder)
     write_checkpoint(folder, architecture, tuned, dtype=dtype)
-    write_base(folder, HERE, dtype=dtype)
 
 
 def tiny_architecture(settings: TinyConfig) -> Architecture:
@@ -237,6 +240,8 @@ def _facts(artifact: BaseArtifact, architecture: Architecture) -> dict[str, Any]
         "source": artifact.source,
         "fingerprint": artifact.fingerprint,
         "dtype": artifact.dtype,
+        "quantise": artifact.quantise,
+        "base_bytes": base_bytes(architecture, dtype=artifact.dtype, quantise=artifact.quantise),
         "family": architecture.family,
         "parameters": base_parameters(architecture),
     }

@@ -80,7 +80,7 @@ def _learner(opened: Opened) -> Learner:
     artifact = read_base(Path(opened.inputs["base"]))
     settings = load(TrainConfig, opened.settings["train"], where="train")
     trainer = make_placements(settings.placement).trainer
-    model = load_model(artifact.source, dtype=artifact.dtype)
+    model = load_model(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise)
     model = replace(model, base=trainer.whole(model.base))
     start = load_adapter(Path(opened.inputs["adapter"]), model.architecture)
     return make_learner(model, trainer.whole(start), settings)
