@@ -141,7 +141,15 @@ def test_the_plan_adds_up() -> None:
     parts = [value for key, value in plan.items() if "bytes" in key]
     assert len(parts) == 5
     assert plan["total_gib_estimate"] == round(sum(parts) / 2**30, 3)
-    assert plan["base_bytes"] == 4 * (64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256))
+    # The embedding, the linear layers, and two norms per layer and one behind them.
+    assert plan["base_bytes"] == 4 * (64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256) + 7 * 64)
+
+
+def test_the_plan_of_a_quantised_base_has_its_bytes() -> None:
+    plan = diagnose(load_recipe("smoke", {"init_model.quantise": "int8"}))["memory_plan"]
+    # A byte a number, and four for each token and each output of the linear layers; the norms stay float32.
+    scales = 18 + 3 * (4 * 64 + 2 * 256 + 64)
+    assert plan["base_bytes"] == 64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256) + 4 * (scales + 7 * 64)
 
 
 BROKEN = {
