@@ -31,8 +31,8 @@ compile: $(VENV)/.weights
 	$(BIN)/headrace compile
 
 figures: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.async_overlap --json
-	$(BIN)/python -m tests.benchmarks.decode --json
+	for name in async_overlap decode orchestrator_scale weight_sync endurance chaos quantised; do \
+	  echo "== $$name" >&2; $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
 # Needs uv, and no other rule does. torch and its CUDA libraries differ from machine to machine, so they stay out.
 lock:
