@@ -12,8 +12,10 @@ import numpy as np
 from gguf import GGUFReader, ReaderTensor, dequantize
 
 from components.errors import WeightsError
+from components.model.attention import inverse_frequencies
 from components.model.huggingface import Tensors
 from components.model.layout import EMBEDDING, FINAL_NORM, HEAD
+from components.model.switches import Llama3Scaling, Rope
 
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text"}
 _WHOLE = {"token_embd": EMBEDDING, "output_norm": FINAL_NORM, "output": HEAD}
@@ -36,6 +38,9 @@ _SANDWICH = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _GEMMA3_27B_LAYERS = 62
+_FREQUENCIES = "rope_freqs.weight"
+# What every Llama from 3.1 on was published with; a file holds what follows from it, and from the factor.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROWS = 4096
 
 
@@ -65,11 +70,8 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
     gemma, llama = config["model_type"].startswith("gemma"), config["model_type"] == "llama"
     tensors: dict[str, Callable[[], np.ndarray]] = {}
     for tensor in reader.tensors:
-        if tensor.name == "rope_freqs.weight":
-            raise WeightsError(
-                f"{path} scales its rotary frequencies by a tensor (rope_freqs); load the Hugging Face folder instead, "
-                "whose config says by which rule"
-            )
+        if tensor.name == _FREQUENCIES:
+            continue
         name = _huggingface_name(tensor.name, gemma, path)
         heads = 0
         if llama and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
@@ -107,6 +109,8 @@ def _config(reader: GGUFReader, path: Path) -> dict[str, Any]:
         "eos_token_id": _eos(reader),
         "bos_token_id": _field(reader, "tokenizer.ggml.bos_token_id"),
     }
+    if _FREQUENCIES in names:
+        config["rope_scaling"] = _llama3_scaling(names[_FREQUENCIES], config, path)
     if architecture.startswith("gemma"):
         # GGUF does not say how queries are scaled: by the size of a head, but in Gemma 3 27B by width / heads.
         wide = architecture == "gemma3" and layers == _GEMMA3_27B_LAYERS
@@ -121,6 +125,20 @@ def _config(reader: GGUFReader, path: Path) -> dict[str, Any]:
 def _scaling(get: Callable[..., Any]) -> dict[str, Any] | None:
     kind = get("rope.scaling.type", "none")
     return None if kind == "none" else {"rope_type": kind, "factor": get("rope.scaling.factor")}
+
+
+def _llama3_scaling(tensor: ReaderTensor, config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The rule by whose frequencies those of plain rotation, divided by the tensor, are the file's."""
+    divisors, theta = _reader(tensor, heads=0, offset=0.0)(), config["rope_theta"]
+    factor = float(divisors.max())
+    rule = Llama3Scaling(factor, *_LLAMA3.values())
+    plain, scaled = (inverse_frequencies(Rope(theta, each), config["head_dim"]) for each in (None, rule))
+    if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-4, atol=0.0):
+        raise WeightsError(
+            f"{path} divides its rotary frequencies by a tensor ({_FREQUENCIES}) that Llama 3's rule does not give; "
+            "load the Hugging Face folder instead, whose config says by which rule"
+        )
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
 
 
 def _eos(reader: GGUFReader) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.attention import inverse_frequencies
-from components.model.switches import Llama3Scaling, Rope
+from components.model.switches import GlobalHeads, Llama3Scaling, PartialRotation, Rope
 from tests.model.tiny import CONFIGS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "files" / "hf_configs"
@@ -20,6 +20,23 @@ def published(name: str) -> Architecture:
     if not path.is_file():
         pytest.skip(f"the case bank is not beside the repository: no {path.name}")
     return Architecture.from_huggingface(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "width", "head_dim", "tied"),
+    [
+        ("llama-3.1-8b-instruct", 32, 4096, 128, False),
+        ("llama-3.2-1b-instruct", 16, 2048, 64, True),
+        ("qwen2.5-7b-instruct", 28, 3584, 128, False),
+        ("qwen3-0.6b-sft", 28, 1024, 128, True),
+        ("qwen3-8b", 36, 4096, 128, False),
+    ],
+)
+def test_a_published_config_is_read(name: str, layers: int, width: int, head_dim: int, tied: bool) -> None:
+    found = published(name)
+    assert (found.n_layers, found.d_model, found.head_dim, found.tie_embeddings) == (layers, width, head_dim, tied)
+    assert found.windows == (None,) * layers
+    assert len(found.eos_token_ids) == (3 if found.family == "llama" else 1)
 
 
 def test_a_head_size_in_the_config_wins_over_width_by_heads() -> None:
@@ -54,6 +71,53 @@ def test_llama3_scaling_divides_low_frequencies_and_keeps_high_ones() -> None:
     np.testing.assert_allclose(scaled[-1], plain[-1] / 8)
 
 
+def test_partial_rotation_turns_the_first_planes_only() -> None:
+    found = inverse_frequencies(Rope(1e6, PartialRotation(0.25, factor=2.0)), 16)
+    np.testing.assert_allclose(found, [0.5, 0.5 * 1e6 ** (-2 / 16), 0, 0, 0, 0, 0, 0], rtol=1e-6)
+
+
+def test_layers_have_the_modules_and_shapes_that_their_kind_has() -> None:
+    gemma = Architecture.from_huggingface(CONFIGS["gemma4_shared"])
+    assert [gemma.kv_owner(layer) for layer in range(4)] == [0, 1, 0, 1]
+    assert gemma.linear_shapes(1)["k_proj"] == (32, 2 * 16)
+    assert "k_proj" not in gemma.linear_shapes(3)
+    assert [gemma.linear_shape("up_proj", layer)[1] for layer in range(4)] == [48, 48, 96, 96]
+    with pytest.raises(WeightsError, match=r"q_proj of this gemma4_text model has several .*\(32, 48\), \(32, 64\)"):
+        gemma.linear_shape("q_proj")
+
+
+def test_a_module_that_is_a_mixture_in_some_layers_is_refused_by_name() -> None:
+    qwen = Architecture.from_huggingface(CONFIGS["qwen3_moe"])
+    assert qwen.linear_shape("gate_proj", 1) == (32, 48)
+    with pytest.raises(WeightsError, match=r"no linear module gate_proj in layers 0, 2; its experts take no adapter"):
+        qwen.linear_shape("gate_proj")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"global_head_dim": 16, "num_global_key_value_heads": 1}, GlobalHeads(2, 16)),
+        ({"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True}, GlobalHeads(1, 16, False)),
+        ({"per_layer_config": {"1": {"head_dim": 20}, "3": {"head_dim": 20}}}, GlobalHeads(2, 20)),
+        ({}, GlobalHeads(2, 512)),
+    ],
+)
+def test_heads_of_global_layers_are_read_in_both_spellings(sizes: dict, expected: GlobalHeads) -> None:
+    config = {key: value for key, value in CONFIGS["gemma4_shared"].items() if key != "global_head_dim"}
+    assert Architecture.from_huggingface({**config, **sizes}).global_heads == expected
+
+
+def test_heads_that_differ_from_layer_to_layer_are_refused() -> None:
+    with pytest.raises(WeightsError, match="per_layer_config"):
+        Architecture.from_huggingface({**CONFIGS["gemma4_shared"], "per_layer_config": {"1": {"head_dim": 20}}})
+
+
+def test_the_ends_of_a_multimodal_config_are_those_of_its_text_model() -> None:
+    text = {**CONFIGS["gemma4_shared"], "eos_token_id": None}
+    gemma = Architecture.from_huggingface({"model_type": "gemma4", "text_config": text, "eos_token_id": [1, 106]})
+    assert gemma.eos_token_ids == (1, 106)
+
+
 def test_an_unknown_architecture_is_named() -> None:
     with pytest.raises(WeightsError, match=r"'mamba' is not supported; known: .*llama"):
         Architecture.from_huggingface({"model_type": "mamba"})
@@ -72,6 +136,8 @@ def test_a_missing_key_is_named() -> None:
         ("llama", {"mlp_bias": True}),
         ("llama", {"hidden_act": "relu"}),
         ("qwen2", {"use_sliding_window": True}),
+        ("gemma4_shared", {"use_bidirectional_attention": "all"}),
+        ("gemma4_shared", {"num_kv_shared_layers": 3}),
     ],
 )
 def test_a_setting_that_would_change_the_numbers_is_refused(family: str, setting: dict[str, object]) -> None:

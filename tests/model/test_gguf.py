@@ -12,6 +12,7 @@ from components.model.architecture import Architecture
 from components.model.gguf import PlainReader, open_gguf
 from components.model.huggingface import to_huggingface_tensors
 from components.model.packages import package_file
+from components.model.switches import Llama3Scaling, Rope
 from components.model.weights import load, random_base
 from tests.model.test_parity import our_logits, reference_logits
 from tests.model.tiny import CONFIGS
@@ -62,6 +63,8 @@ def write_gguf(path: Path, family: str, architecture: Architecture, tensors: dic
 
 
 def gguf_name(name: str, family: str) -> str:
+    if name == "rope_freqs.weight":
+        return name
     stem, kind = name.rsplit(".", 1)
     names = {**NAMES, **(POST_NORMS if family.startswith("gemma") else PLAIN_NORMS)}
     part = next(theirs for ours, theirs in names.items() if stem.endswith(ours))
@@ -91,6 +94,35 @@ def test_a_converted_checkpoint_comes_back_bit_for_bit(name: str, family: str, t
     again = to_huggingface_tensors(model.architecture, model.base)
     assert again.keys() == tensors.keys()
     assert all(np.array_equal(again[key], tensors[key]) for key in tensors)
+
+
+def llama3_divisors(head_dim: int, factor: float) -> np.ndarray:
+    """By what a converter divides the frequencies of Llama 3.1: nothing, `factor`, or a blend by the wavelength."""
+    wavelengths = 2 * np.pi * 500_000.0 ** (np.arange(0, head_dim, 2) / head_dim)
+    blend = (8192 / wavelengths - 1) / (4 - 1)
+    between = 1 / ((1 - blend) / factor + blend)
+    return np.where(wavelengths < 8192 / 4, 1, np.where(wavelengths > 8192, factor, between)).astype(np.float32)
+
+
+def write_scaled(path: Path, divisors: np.ndarray) -> Path:
+    sizes = {"head_dim": 64, "rope_theta": 500_000.0, "eos_token_id": [2], "bos_token_id": None}
+    architecture = Architecture.from_huggingface({**CONFIGS["llama"], **sizes})
+    tensors = to_huggingface_tensors(architecture, random_base(jax.random.key(0), architecture))
+    return write_gguf(path, "llama", architecture, {**tensors, "rope_freqs.weight": divisors})
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_the_scaling_of_llama3_is_read_off_the_frequencies_of_a_file(factor: float, tmp_path: Path) -> None:
+    config, tensors = open_gguf(write_scaled(tmp_path / "model.gguf", llama3_divisors(64, factor)))
+    assert Architecture.from_huggingface(config).rope == Rope(500_000.0, Llama3Scaling(factor, 1.0, 4.0, 8192))
+    assert not any("rope" in name for name in tensors)
+
+
+def test_frequencies_by_another_rule_are_refused(tmp_path: Path) -> None:
+    divisors = llama3_divisors(64, 8.0)
+    divisors[20] *= 1.01
+    with pytest.raises(WeightsError, match=r"rope_freqs\.weight\) that Llama 3's rule does not give"):
+        open_gguf(write_scaled(tmp_path / "model.gguf", divisors))
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

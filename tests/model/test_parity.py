@@ -16,7 +16,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.decoder import forward, forward_cached, logits
-from tests.model.tiny import CONFIGS
+from tests.model.tiny import CONFIGS, quick_jit
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -60,7 +60,7 @@ def our_logits(architecture: Architecture, base: Base, tokens: np.ndarray) -> np
     return np.asarray(logits(architecture, base, hidden))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(quick_jit, static_argnums=0)
 def gradient_and_logits(architecture: Architecture, base: Base) -> tuple[Base, Any]:
     ids = jnp.asarray(TOKENS)
 
@@ -75,7 +75,7 @@ def gradient_and_logits(architecture: Architecture, base: Base) -> tuple[Base, A
 
 def cached_logits(architecture: Architecture, base: Base) -> np.ndarray:
     """Prefill in chunks that no window divides, the last one padded, then one token at a time, in slot 1 of 2."""
-    run = jax.jit(forward_cached, static_argnums=0)
+    run = quick_jit(forward_cached, static_argnums=0)
     cache, hidden = init_cache(architecture, slots=2, capacity=40), []
     for start, stop in [(0, 11), (11, 22), (22, 27)]:
         chunk = jnp.asarray(np.pad(TOKENS[:, start:stop], ((0, 0), (0, 11 - (stop - start)))))

@@ -1,6 +1,12 @@
 """Configs of random models that are small enough for a unit test, one per family."""
 
+import functools
 from typing import Any
+
+import jax
+
+# Programs that run once are compiled in half the time when they are not optimised.
+quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 _SIZES = {
     "vocab_size": 61,
@@ -62,6 +68,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 8,
         "norm_topk_prob": False,
+        "num_hidden_layers": 2,
         "decoder_sparse_step": 2,
         "tie_word_embeddings": True,
     },
@@ -83,6 +90,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gemma4_experts": {
         **_GEMMA4,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
         "hidden_size_per_layer_input": 0,
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
