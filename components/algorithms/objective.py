@@ -234,11 +234,11 @@ def mean_statistics(sums: Mapping[str, float], denominator: int | float) -> dict
 
     `effective_sample_size` is that of the importance weights in use, 0 when all of them are masked. `mismatch_kl` is
     over the tokens of `same_version_share`, and absent when there are none. An optimizer step without tokens has none
-    of these numbers: `{"tokens": 0.0}` and a loss of 0.
+    of these numbers: `{"trained_tokens": 0.0}` and a loss of 0.
     """
     tokens = sums.get("tokens", 0.0)
     if not tokens or not denominator:
-        return {"loss": 0.0, "tokens": 0.0}
+        return {"loss": 0.0, "trained_tokens": 0.0}
     apart = {"loss", "tokens", "importance_weight_squared", "mismatch_kl", "same_version"}
     means = {key: sums[key] if key.endswith("_max") else sums[key] / tokens for key in sums if key not in apart}
     squares = sums["importance_weight_squared"]
@@ -247,7 +247,7 @@ def mean_statistics(sums: Mapping[str, float], denominator: int | float) -> dict
         means["same_version_share"] = sums["same_version"] / tokens
     if sums.get("same_version"):
         means["mismatch_kl"] = sums["mismatch_kl"] / sums["same_version"]
-    return {"loss": sums["loss"] / denominator, "tokens": tokens, **means}
+    return {"loss": sums["loss"] / denominator, "trained_tokens": tokens, **means}
 
 
 def _statistics(logprobs: Float[Array, "tokens"], tokens: SampledTokens, version: Int[Array, ""] | None) -> Statistics:

@@ -37,7 +37,8 @@ class RolloutConfig:
     `drop_older_than` leaves out trajectories whose oldest token is that many versions behind; pacing admits none that
     are more than `max_staleness` behind, but one that plays for long grows old. Neither is set by default: both favour
     what is quick. An episode that fails is tried `max_attempts` times in all. `max_failures_in_a_row` failed episodes
-    stop the run, and so does one kind of failure in more than `max_failure_share` of the last 200 attempts.
+    (each begun after the one before) stop the run, and so does one kind of failure in more than `max_failure_share` of
+    the last 200 attempts, or of four times as many as run at once, if that is more.
     """
 
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -116,7 +117,11 @@ class Orchestrator:
         self._accepted = version * settings.tasks_per_step
         self._running: set[asyncio.Task[Group]] = set()
         self._episodes = 0
-        self._failures = FailureLimits(settings.max_failures_in_a_row, settings.max_failure_share)
+        self._failures = FailureLimits(
+            in_a_row=settings.max_failures_in_a_row,
+            share=settings.max_failure_share,
+            window=max(200, 4 * self.concurrency),
+        )
         self._complete: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
         self._early: dict[int, Group | None] = {}
         self._admitted: deque[int] = deque()
@@ -236,7 +241,7 @@ class Orchestrator:
     def _observe(self, position: int, trajectory: Trajectory) -> None:
         count("episodes", outcome=trajectory.outcome.value)
         self._listener.ended(position, trajectory)
-        self._failures.observe(trajectory.failure)
+        self._failures.observe(trajectory)
 
     def _settle(self, group: Group) -> None:
         valid = len(group.valid) >= 2

@@ -22,11 +22,14 @@ Member = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The run begins. `settings` is all that its steps depend on, `inputs` where they are read from."""
+    """The run begins. `settings` and `inputs` (name to folder) are all that its steps depend on.
+
+    `fingerprints` tell whether an input is still what it was.
+    """
 
     settings: Mapping[str, Any]
     inputs: Mapping[str, str]
-    tasks: str
+    fingerprints: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,16 +57,18 @@ def recompute(learner: Learner, step: Step) -> dict[str, float]:
 def check_opening(first: Event, opening: Opened) -> None:
     """Compare a journal's first event with how the run is started now.
 
-    Raises ConfigError naming each setting that has changed and must not, CheckpointError for other tasks.
+    Raises ConfigError naming each setting that has changed and must not, CheckpointError for another input.
     """
     if not isinstance(first, Opened):
         raise CheckpointError(f"the journal begins with {type(first).__name__}, not with the run's settings")
     refuse_changes(first.settings, opening.settings)
-    if first.tasks != opening.tasks:
-        raise CheckpointError(
-            f"the run was started on tasks {first.tasks}, and these are tasks {opening.tasks}; "
-            "resume with the same data, or start a new run"
-        )
+    for name, before in first.fingerprints.items():
+        if (now := opening.fingerprints[name]) != before:
+            raise CheckpointError(
+                f"the run was started on {name} with fingerprint {before} (in {first.inputs[name]}), and this is {now} "
+                f"(in {opening.inputs[name]}); its data, its source or the program that made it has changed: bring "
+                "back what it was, or start a new run"
+            )
 
 
 def _verifying(events: Iterable[Event], history: History, facts: Mapping[str, Any], where: str) -> Iterable[Event]:
@@ -84,6 +86,7 @@ def _again(learner: Learner, step: Step) -> dict[str, float]:
     if fingerprint(learner.state.adapter) != step.fingerprint:
         say(
             f"step {step.version}: computed again, the adapter is {fingerprint(learner.state.adapter)} and was "
-            f"{step.fingerprint}; other hardware rounds otherwise, and the run goes on with the new one"
+            f"{step.fingerprint}; other hardware, or other versions of jax and of this program, round otherwise. "
+            "The run goes on with the new one"
         )
     return numbers

@@ -16,8 +16,10 @@ from components.algorithms.objective import Objective, ObjectiveConfig
 from components.config import config, dump, from_json
 from components.engine.core import EngineConfig
 from components.engine.sampling import SamplingConfig
+from components.errors import ConfigError, Problem
+from components.model.base_artifact import read_base
 from components.model.lora import Adapter
-from components.model.peft import read_config, save_adapter
+from components.model.peft import WEIGHTS_FILE, read_config, save_adapter
 from components.model.placement import PlacementConfig, make_placements, placement_of
 from components.model.weights import Model
 from components.rollout.cursor import TaskCursor
@@ -95,11 +97,11 @@ def train(
     make_placements(settings.placement).trainer.check_rows(settings.packing.rows, "packing.rows")
     problems = read_tasks(tasks, "train")
     cursor = TaskCursor(problems, seed=seed)
-    inputs = {"tasks": tasks, "base": base, "adapter": adapter}
-    opening = _opening(inputs, settings, world, seed, cursor.fingerprint)
+    start, lora = Path(adapter), read_config(Path(adapter))
+    inputs = {"tasks": Path(tasks), "base": Path(base), "adapter": start}
+    opening = _opening(inputs, settings, world, seed, cursor)
     by_id = {task.id: task for task in problems}
     check_opening(next(read_journal(run_folder, by_id), opening), opening)
-    start, lora = Path(adapter), read_config(Path(adapter))
     patience = settings.grace_seconds + LOCK_SECONDS
     with (
         sole_process(storage.join(run_folder, LOCK), patience=patience, on_wait=say),
@@ -116,6 +118,7 @@ def train(
         learner = make_learner(session.model, session.adapter, settings)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
         history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner)
+        _refuse_fewer_steps(settings.steps, history.version)
         cursor.resume(history.position, cursor.fingerprint, done=history.done)
         with Journal(run_folder) as journal:
             begin(history, journal, opening)
@@ -144,13 +147,24 @@ def make_learner(model: Model, adapter: Adapter, settings: TrainConfig) -> Learn
     )
 
 
-def _opening(call: Mapping[str, str], settings: TrainConfig, world: EnvironmentConfig, seed: int, tasks: str) -> Opened:
+def _opening(
+    inputs: Mapping[str, Path], settings: TrainConfig, world: EnvironmentConfig, seed: int, cursor: TaskCursor
+) -> Opened:
     """What a later process compares itself with, and what a replay needs."""
     return Opened(
         settings={"seed": seed, "environment": dump(world), "train": dump(settings)},
-        inputs={name: str(Path(folder).absolute()) for name, folder in call.items()},
-        tasks=tasks,
+        inputs={name: str(folder.absolute()) for name, folder in inputs.items()},
+        fingerprints={
+            "tasks": cursor.fingerprint,
+            "base": read_base(inputs["base"]).fingerprint,
+            "adapter": storage.checksum(inputs["adapter"] / WEIGHTS_FILE)[:16],
+        },
     )
+
+
+def _refuse_fewer_steps(steps: int, made: int) -> None:
+    if steps < made:
+        raise ConfigError(Problem("train.steps", steps, f"the run has already made {made} steps; give so many or more"))
 
 
 def _fates(by_version: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, int]]:

@@ -96,7 +96,7 @@ def test_statistics_are_sums_that_end_as_means_per_token():
     logprobs = jnp.array([np.log(1.5), np.log(0.5), 0.0], jnp.float32)
     _, statistics = made.loss(logprobs, None, tokens)
     means = mean_statistics({key: float(value) for key, value in statistics.items()}, denominator=2)
-    assert means["tokens"] == 2
+    assert means["trained_tokens"] == 2
     assert means["loss"] == pytest.approx((-1.2 - 0.5) / 2, rel=1e-6)
     assert means["importance_weight"] == pytest.approx(1.0)
     assert means["importance_weight_max"] == pytest.approx(1.5)

@@ -228,10 +228,12 @@ def test_one_kind_of_failure_in_too_large_a_share_stops_the_run_with_a_summary()
         await asyncio.sleep(0)
         return trajectory(task, sequence, failed=sequence.member == 0)
 
-    config = RolloutConfig(group_size=3, tasks_per_step=4, max_staleness=1, max_attempts=1, max_failure_share=0.25)
+    config = RolloutConfig(
+        group_size=3, tasks_per_step=4, max_staleness=1, max_attempts=1, max_failure_share=0.25, max_concurrency=48
+    )
     with pytest.raises(RunStoppedError, match=r"51 of the last 1\d\d attempts.*'tool'.*25% of 200") as caught:
         collect(play, config, steps=100)
-    assert re.search(r"Of 1\d\d attempts failed, by kind:\n  tool +51   last: no port", str(caught.value))
+    assert re.search(r"51 of 1\d\d attempts failed, by kind:\n  tool +51   last: no port", str(caught.value))
 
 
 def test_a_group_that_was_handed_on_and_given_back_is_replaced():

@@ -23,7 +23,7 @@ from components.training.ledger import Fate
 from tests.training.stories import TASKS, sequence, trajectory
 
 EVENTS = [
-    Opened({"train": {"steps": 3, "x": None, "list": [1, "a"]}}, {"base": "/somewhere"}, "f00"),
+    Opened({"train": {"steps": 3, "x": None, "list": [1, "a"]}}, {"base": "/somewhere"}, {"base": "f00"}),
     Sampled(sequence("a", 1, attempt=2, turn=3), ((4, 10), (5, 1))),
     Ended(0, trajectory("a")),
     Ended(1, trajectory("b", 3, failed=True)),
