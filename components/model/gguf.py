@@ -39,8 +39,6 @@ _SANDWICH = {
 }
 _GEMMA3_27B_LAYERS = 62
 _FREQUENCIES = "rope_freqs.weight"
-# What every Llama from 3.1 on was published with; a file holds what follows from it, and from the factor.
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROWS = 4096
 
 
@@ -131,14 +129,21 @@ def _llama3_scaling(tensor: ReaderTensor, config: dict[str, Any], path: Path) ->
     """The rule by whose frequencies those of plain rotation, divided by the tensor, are the file's."""
     divisors, theta = _reader(tensor, heads=0, offset=0.0)(), config["rope_theta"]
     factor = float(divisors.max())
-    rule = Llama3Scaling(factor, *_LLAMA3.values())
+    # Every Llama from 3.1 on was published with these; a file holds only what follows from them, and from the factor.
+    rule = Llama3Scaling(factor, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192)
     plain, scaled = (inverse_frequencies(Rope(theta, each), config["head_dim"]) for each in (None, rule))
     if divisors.shape != plain.shape or not np.allclose(plain / divisors, scaled, rtol=1e-4, atol=0.0):
         raise WeightsError(
             f"{path} divides its rotary frequencies by a tensor ({_FREQUENCIES}) that Llama 3's rule does not give; "
             "load the Hugging Face folder instead, whose config says by which rule"
         )
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": rule.low_freq_factor,
+        "high_freq_factor": rule.high_freq_factor,
+        "original_max_position_embeddings": rule.original_positions,
+    }
 
 
 def _eos(reader: GGUFReader) -> list[int]:

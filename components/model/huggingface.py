@@ -117,7 +117,7 @@ def to_huggingface_tensors(architecture: Architecture, base: Base) -> dict[str, 
 def huggingface_config(architecture: Architecture) -> dict[str, Any]:
     """The `config.json` that transformers 4 and 5 read as this architecture (without a dtype)."""
     gemma = architecture.activation == "gelu_tanh"
-    config = {
+    config: dict[str, Any] = {
         "architectures": [_CLASSES[architecture.family]],
         "model_type": architecture.family,
         "vocab_size": architecture.vocab_size,

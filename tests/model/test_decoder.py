@@ -16,7 +16,7 @@ from components.model.lora import LoraConfig, init_adapter, merge
 from components.model.weights import random_base
 from tests.model.tiny import CONFIGS, quick_jit
 
-FAMILIES = ["qwen2", "gemma3"]
+FAMILIES = ["qwen2", "gemma3", "gemma4_shared"]
 run_forward = quick_jit(forward, static_argnums=0)
 run_cached = quick_jit(forward_cached, static_argnums=0)
 
@@ -138,6 +138,24 @@ def test_every_pair_of_an_adapter_gets_a_finite_gradient_that_is_not_zero(name: 
             assert jnp.isfinite(pair.b).all()
             assert jnp.abs(pair.a).max() > 0
             assert jnp.abs(pair.b).max() > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma4_shared"])
+def test_the_gradient_of_an_adapter_follows_from_that_of_the_merged_weights(name: str) -> None:
+    architecture, base, adapter = tiny(name)
+    ids = jnp.arange(3, 15)[None]
+
+    def loss(base, adapter):
+        hidden = forward(architecture, base, adapter, ids, jnp.arange(12)[None], jnp.ones_like(ids))
+        return jnp.mean(jax.nn.log_softmax(logits(architecture, base, hidden))[..., 7])
+
+    got = quick_jit(jax.grad(loss, 1))(base, adapter)
+    wanted = quick_jit(jax.grad(loss))(merge(base, adapter), None)
+    for layer, pairs, gradients in zip(wanted.layers, adapter.layers, got.layers, strict=True):
+        for module, pair in pairs.items():
+            weight = pair.scale * vars(layer)[module].weight
+            np.testing.assert_allclose(gradients[module].a, weight @ pair.b.T, atol=2e-5, err_msg=module)
+            np.testing.assert_allclose(gradients[module].b, pair.a.T @ weight, atol=2e-5, err_msg=module)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
