@@ -18,12 +18,13 @@ from kfp.dsl.yaml_component import YamlComponent
 
 from components import storage
 from components.config import dump
-from components.errors import ConfigError, HeadraceError, Problem
+from components.errors import ConfigError, HeadraceError, Problem, RunStoppedError
 from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import REPORT, update_summary
 from components.training.resumable import refuse_changes
 from pipeline.compiling import pipeline_yaml, without_retries
+from pipeline.processes import ended_together
 from pipeline.progress import Progress
 from pipeline.recipe import check_parameter_sizes, load_recipe
 
@@ -47,15 +48,26 @@ FIGURES = (
 )
 
 
+LOG = "log.txt"
+
 RECIPE = "recipe.json"
 """What the first step wrote down of the recipe."""
+
+
+RUN_LOCK = "run.lock"
+
+STOP_SECONDS = 30.0
+"""How long the steps of a run that is stopped may take to save (the train step: its `grace_seconds`)."""
 
 
 class StepFailedError(HeadraceError):
     """A step of the pipeline ended with an error. `message` is the step's own."""
 
-    def __init__(self, step: str, message: str, log: Path) -> None:
-        super().__init__(f"{message}\n\nThe step {step} failed. Its whole output is in {log}")
+    def __init__(self, step: str, message: str, folder: Path) -> None:
+        super().__init__(
+            f"{message}\n\nThe step {step} failed; its whole output is in {folder / LOG}. What is done is kept: "
+            f"the same command with --resume {folder} goes on from there"
+        )
         self.step = step
 
 
@@ -94,12 +106,9 @@ def run_locally(
         folder = old_run_folder(resume, dump(load_recipe(recipe, given)))
     pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
     started = time.monotonic()
-    with (folder / "log.txt").open("a", encoding="utf-8") as log, _step_environment(Path.cwd()):
+    with storage.sole_process(folder / RUN_LOCK, patience=STOP_SECONDS, on_wait=say), _step_environment(Path.cwd()):
         say(f"run folder: {folder}")
-        progress = Progress(_show, log)
-        kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
-        with contextlib.redirect_stdout(progress):
-            _run(pipeline_component, {**arguments, "seed": seed, "run_root": str(folder)}, progress, folder / "log.txt")
+        _run(pipeline_component, {**arguments, "seed": seed, "run_root": str(folder)}, folder)
     _link_outputs(folder)
     summary = update_summary(
         str(folder),
@@ -167,13 +176,19 @@ def _own_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _run(pipeline: YamlComponent, arguments: dict[str, Any], progress: Progress, log: Path) -> None:
-    try:
-        pipeline(**arguments)
-    except RuntimeError as error:
-        if progress.failed_step is None:
-            raise
-        raise StepFailedError(progress.failed_step, progress.error_of_failed_step(), log) from error
+def _run(pipeline: YamlComponent, arguments: dict[str, Any], folder: Path) -> None:
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        progress = Progress(_show, log)
+        kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
+        try:
+            with contextlib.redirect_stdout(progress), ended_together(STOP_SECONDS):
+                pipeline(**arguments)
+        except RuntimeError as error:
+            if progress.failed_step is None:
+                raise
+            raise StepFailedError(progress.failed_step, progress.error_of_failed_step(), folder) from error
+        except KeyboardInterrupt:
+            raise RunStoppedError(f"stopped; the same command with --resume {folder} goes on from there") from None
 
 
 def _show(line: str) -> None:

@@ -49,10 +49,11 @@ class Progress(io.TextIOBase):
         return len(text)
 
     def error_of_failed_step(self) -> str:
-        """The failed step's own message: the end of its last traceback, or its last lines where there is none."""
+        """The failed step's own message: the end of its last traceback. One that left none was ended from outside."""
         starts = [number for number, line in enumerate(self._output) if line.startswith("Traceback (")]
         if not starts:
-            return "\n".join(self._output[-10:])
+            last = "".join(f"\n  {line}" for line in self._output[-5:]) or " nothing"
+            return f"the step ended without an error of its own: killed, or out of memory? It last said:{last}"
         tail = self._output[starts[-1] + 1 :]
         found = next((number for number, line in enumerate(tail) if _ERROR.match(line)), 0)
         return re.sub(r"^[\w.]*\.(?=\w+(?:: |$))", "", "\n".join(tail[found:]).strip())

@@ -95,5 +95,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         line = None
     if not isinstance(line, dict) or not ("step" in line or _RESUMED in line):
-        raise DataError(Problem(where=where, value=text, message="is no JSON object with a step"))
+        raise DataError(
+            Problem(where=where, value=text, message="is no JSON object with a step; remove the line to go on")
+        )
     return line

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from components.config import config, from_json
 from components.environments.environment import Environment
-from components.errors import ConfigError, Problem
+from components.errors import ConfigError, Problem, RunStoppedError
 from components.model import platform
 from components.model.architecture import Architecture
 from components.model.base import random_base
@@ -32,6 +32,8 @@ from components.rollout.tokenizer import CharacterTokenizer
 from components.telemetry.progress import say
 from components.training.supervised import Pair, SupervisedConfig, fit
 from components.types import Message, Task
+
+DEMONSTRATIONS_AT_ONCE = 256
 
 
 @config
@@ -184,11 +186,29 @@ def tiny_architecture(settings: TinyConfig) -> Architecture:
 
 
 async def _demonstrate_all(player: Player, tasks: Sequence[Task]) -> list[tuple[list[Pair], list[Pair]]]:
-    """Per task, the turns of the demonstration that calls the tool, and those of the one that answers at once."""
-    return [
-        (await demonstrate(player, task, with_tool=True), await demonstrate(player, task, with_tool=False))
-        for task in tasks
-    ]
+    """Per task, the turns of the demonstration that calls the tool, and those of the one that answers at once.
+
+    Raises RunStoppedError for one that takes longer than an episode may.
+    """
+    say(f"warm start: demonstrations of {len(tasks)} tasks are played")
+    room = asyncio.Semaphore(DEMONSTRATIONS_AT_ONCE)
+
+    async def both(task: Task) -> tuple[list[Pair], list[Pair]]:
+        async with room:
+            limit = asyncio.timeout(player.limits.max_seconds)
+            try:
+                async with limit:
+                    return (
+                        await demonstrate(player, task, with_tool=True),
+                        await demonstrate(player, task, with_tool=False),
+                    )
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                message = f"the demonstration of task {task.id} took longer than max_seconds"
+                raise RunStoppedError(f"{message} = {player.limits.max_seconds:g}") from None
+
+    return await asyncio.gather(*map(both, tasks))
 
 
 async def demonstrate(player: Player, task: Task, *, with_tool: bool) -> list[Pair]:

@@ -336,6 +336,8 @@ class TrainingLoop:
         say(_line(step, self._plan.steps, numbers))
         for warning in staleness_warnings(numbers):
             say(f"step {step}: {warning}")
+        if numbers["groups_without_signal"] == len(groups):
+            say(f"step {step}: nothing was trained, as the rewards of each group were all equal")
 
     def _reading(self) -> _Reading:
         engine = self._session.engine.statistics()
@@ -382,5 +384,5 @@ def _line(step: int, steps: int, numbers: dict[str, Any]) -> str:
     return (
         f"step {step:>{len(str(steps))}}/{steps}  reward {numbers['reward_mean']:.3f}  "
         f"generated {numbers['tokens_generated_so_far']} tokens  {numbers['seconds']:.1f} s, waiting {waiting:.1f} s"
-        + (f"  {failed} episodes failed" if failed else "")
+        + (f"  {failed} failed" if failed else "")
     )

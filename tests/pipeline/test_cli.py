@@ -52,7 +52,7 @@ def test_a_run_that_fails_ends_with_1_and_says_what_the_step_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **keywords: object) -> None:
-        raise StepFailedError("train", "ProofError: they differ", tmp_path / "log.txt")
+        raise StepFailedError("train", "ProofError: they differ", tmp_path)
 
     monkeypatch.setattr("pipeline.local.run_locally", fail)
     assert main(["run", "smoke"]) == 1

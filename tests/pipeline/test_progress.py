@@ -98,7 +98,9 @@ def test_of_a_failed_step_the_last_error_is_told_whole() -> None:
     assert progress.error_of_failed_step() == expected
 
 
-def test_without_a_traceback_the_last_lines_are_told() -> None:
+def test_without_a_traceback_that_is_said_and_the_last_lines_are_told() -> None:
     killed = FAILURE.split("    Traceback")[0] + "    Killed\n" + FAILURE[FAILURE.index("19:02:38") :]
     _, progress, _ = shown(killed, chunk=10_000)
-    assert progress.error_of_failed_step() == "step 1/2\nKilled"
+    said = progress.error_of_failed_step()
+    assert said.startswith("the step ended without an error of its own: killed")
+    assert said.endswith("It last said:\n  step 1/2\n  Killed")
