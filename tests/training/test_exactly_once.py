@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import CheckpointError, RunStoppedError
+from components.errors import CheckpointError, ConfigError, RunStoppedError
+from components.model.base_artifact import HERE, write_base
 from components.model.peft import WEIGHTS_FILE
 from components.telemetry.metrics import read_metrics
+from components.telemetry.report import write_report
 from components.telemetry.run_files import read_run
 from components.training.replay import replay
 from components.training.run import train
@@ -122,8 +124,12 @@ def test_steps_without_a_checkpoint_are_computed_again_and_nothing_is_generated(
 ):
     for step in damaged:
         (copied / "run" / "checkpoints" / step / "checkpoint.json").unlink()
+    metrics = copied / "run" / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:-1]))
     train(**arguments(tiny_inputs, copied))
     assert bits(copied) == bits(whole)
+    assert [line["step"] for line in read_metrics(str(metrics))] == [1, 2, 3, 4]
+    assert Path(write_report(str(copied / "run"))).is_file()
     assert [event["event"] for event in read_events(copied / "run")[-1:]] == ["resumed"]
     assert "step 4 is computed again from the journal" in capsys.readouterr().err
 
@@ -133,6 +139,27 @@ def test_a_run_goes_on_with_other_slots_concurrency_and_steps(tiny_inputs, copie
     engine = TRAIN["engine"] | {"slots": 4, "decode_steps": 2}
     train(**arguments(tiny_inputs, copied, rollout=rollout, engine=engine, steps=5))
     assert audit(copied / "run") == {"steps": 5, **SOUND}
+
+
+def test_fewer_steps_than_were_made_are_refused(tiny_inputs, copied):
+    with pytest.raises(ConfigError, match=r"train\.steps: the run has already made 4 steps.*got 2"):
+        train(**arguments(tiny_inputs, copied, steps=2))
+
+
+@pytest.mark.parametrize("changed", ["base", "adapter", "tasks"])
+def test_a_run_on_another_base_adapter_or_data_is_refused_by_name(tiny_inputs, copied, changed):
+    other = copied / "other"
+    shutil.copytree(tiny_inputs[changed], other)
+    if changed == "tasks":
+        lines = (other / "train.jsonl").read_text().splitlines(keepends=True)
+        (other / "train.jsonl").write_text("".join(lines[1:]))
+    elif changed == "base":
+        (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+        write_base(other, HERE, dtype="float32")
+    else:
+        (other / WEIGHTS_FILE).write_bytes((other / WEIGHTS_FILE).read_bytes() + b" ")
+    with pytest.raises(CheckpointError, match=f"the run was started on {changed} with fingerprint"):
+        train(**arguments(tiny_inputs | {changed: str(other)}, copied))
 
 
 def test_a_journal_that_ends_before_its_checkpoint_is_refused_and_left_as_it_is(tiny_inputs, copied):
