@@ -18,7 +18,7 @@ from components.model.base import Base, Experts, Layer, Linear
 from components.model.cache import Cache, write
 from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
-from components.model.quantise import Matrix, dense, is_quantised, take_rows
+from components.model.quantise import Matrix, dense_beside, is_quantised, take_rows
 
 Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
 LocalTable = tuple[Float[Array, "rows time 1 local_half"], Float[Array, "rows time 1 local_half"]]
@@ -114,7 +114,7 @@ def matmul(x: Float[Array, "rows inputs"], weight: Matrix, transposed: bool = Fa
     which first writes out the weight again in float32. A quantised weight is kept quantised for the backward pass, and
     has no gradient of its own.
     """
-    rows, weight = len(x), dense(weight)
+    rows, weight = len(x), dense_beside(weight, x)
     short = max(0, platform.current().least_rows(weight.dtype) - rows)
     return _contract(jnp.pad(x.astype(weight.dtype), ((0, short), (0, 0))), weight, 1, int(transposed))[:rows]
 
@@ -125,7 +125,7 @@ def _matmul_forward(x: Array, weight: Matrix, transposed: bool) -> tuple[Array, 
 
 def _matmul_backward(transposed: bool, saved: tuple[Array, Matrix], cotangent: Array) -> tuple[Array, Array | None]:
     x, weight = saved
-    to_x = _contract(cotangent.astype(weight.dtype), dense(weight), 1, 1 - int(transposed))
+    to_x = _contract(cotangent.astype(weight.dtype), dense_beside(weight, cotangent), 1, 1 - int(transposed))
     if is_quantised(weight):
         return to_x, None
     left, right = (cotangent, x) if transposed else (x, cotangent)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from components.model import platform
 from components.model.base import Experts
-from components.model.quantise import Matrix, dense
+from components.model.quantise import Matrix, dense_beside
 from components.model.switches import Mixture
 
 Product = Callable[[Array, Any], Array]
@@ -99,7 +99,7 @@ def _ragged(
     sizes = jnp.bincount(chosen.reshape(-1), length=experts.router.shape[1]).astype(jnp.int32)
 
     def ragged(rows: Array, weight: Matrix) -> Array:
-        weight = dense(weight)
+        weight = dense_beside(weight, rows)
         return lax.ragged_dot(rows.astype(weight.dtype), weight, sizes, preferred_element_type=jnp.float32)
 
     made = _mlp(x[order // chosen.shape[1]], experts.gate_up, experts.down, ragged, activate)

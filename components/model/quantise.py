@@ -9,6 +9,7 @@ A quantised matrix is a pytree of arrays, so a base of them is trained on, sampl
 other. It has no gradient. Nothing but `dense` knows how it is stored.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -17,6 +18,7 @@ from typing import Any, Literal, TypeVar, no_type_check
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Int8, UInt8
 
@@ -139,6 +141,19 @@ def dense(matrix: Matrix) -> Float[Array, "*leading rows columns"]:
             return (levels * dense(scales)).reshape(*leading, blocks * size, outputs).astype(dtype)
         case _:
             return matrix
+
+
+def dense_beside(matrix: Matrix, x: Float[Array, "..."]) -> Float[Array, "*leading rows columns"]:
+    """`dense`, but not before `x` is known.
+
+    A loop that decodes tokens reads the same weights every time. A compiler that sees so makes the numbers of all
+    layers once, in front of the loop, and keeps them: the memory that quantising saves.
+    """
+    if isinstance(matrix, jax.Array):
+        return matrix
+    bits = lax.bitcast_convert_type(x.reshape(-1)[0].astype(jnp.float32), jnp.int32)
+    zero = bits * bits & 2  # the second bit of a square is never set
+    return dense(dataclasses.replace(matrix, codes=matrix.codes + zero.astype(matrix.codes.dtype)))
 
 
 def take_rows(matrix: Matrix, indices: Int[Array, "..."]) -> Float[Array, "... columns"]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from components.errors import WeightsError
 from components.export.run import export
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
-from components.model.decoder import forward, logits
+from components.model.cache import Cache, init_cache
+from components.model.decoder import forward, forward_cached, logits
 from components.model.footprint import base_bytes
 from components.model.lora import Adapter, LoraConfig, init_adapter, merge
 from components.model.quantise import Kind, dense, dense_tree, is_quantised, quantise_tree, to_int8, to_nf4
@@ -157,6 +159,25 @@ def test_logits_and_the_adapters_gradient_are_those_of_the_numbers_that_are_stor
     np.testing.assert_allclose(value, expected, rtol=1e-6)
     for found, wanted in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["int8", "nf4"])
+def test_a_loop_of_decode_steps_does_not_keep_the_numbers_of_all_layers(kind: Kind) -> None:
+    base = quantise_tree(random_base(jax.random.key(0), ARCHITECTURE), kind, jnp.float32)
+    numbers = sum(leaf.nbytes for leaf in jax.tree.leaves(dense_tree(base)))
+
+    def decode(base: Base, cache: Cache, tokens: jax.Array) -> jax.Array:
+        def step(state: tuple[Cache, jax.Array, jax.Array], _: None) -> tuple[Any, jax.Array]:
+            cache, tokens, starts = state
+            hidden, cache = forward_cached(ARCHITECTURE, base, None, tokens[:, None], cache, slots=None, starts=starts)
+            likeliest = logits(ARCHITECTURE, base, hidden[:, 0]).argmax(-1)
+            return (cache, likeliest, starts + 1), likeliest
+
+        return jax.lax.scan(step, (cache, tokens, tokens * 0), None, length=4)[1]
+
+    cache = init_cache(ARCHITECTURE, 1, 8)
+    memory = jax.jit(decode).lower(base, cache, jnp.zeros(1, jnp.int32)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < numbers / 3
 
 
 def test_merging_into_a_quantised_base_makes_numbers_of_what_changes() -> None:
