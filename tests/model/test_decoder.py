@@ -17,6 +17,7 @@ from components.model.weights import random_base
 from tests.model.tiny import CONFIGS, quick_jit
 
 FAMILIES = ["qwen2", "gemma3", "gemma4_shared"]
+ROW = 21
 run_forward = quick_jit(forward, static_argnums=0)
 run_cached = quick_jit(forward_cached, static_argnums=0)
 
@@ -32,18 +33,19 @@ def tiny(name: str, dtype=jnp.float32):
 
 
 def alone(name: str, tokens, dtype=jnp.float32):
+    """Hidden states of one sequence in a row of its own, as long as in every test, so that one program does."""
     architecture, base, adapter = tiny(name, dtype)
-    ids = jnp.asarray(tokens)[None]
-    return run_forward(architecture, base, adapter, ids, jnp.arange(ids.shape[1])[None], jnp.ones_like(ids))[0]
+    ids, segments = (np.pad(row, (0, ROW - len(tokens)))[None] for row in (tokens, np.ones(len(tokens), int)))
+    return run_forward(architecture, base, adapter, ids, np.arange(ROW)[None], segments)[0, : len(tokens)]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_sequences_in_one_row_are_computed_as_if_alone(name: str) -> None:
     architecture, base, adapter = tiny(name)
     first, second = np.arange(5, 13), np.arange(20, 31)
-    tokens = jnp.asarray([[*first, *second, 0, 0]])
-    positions = jnp.asarray([[*range(8), *range(11), 0, 0]])
-    segments = jnp.asarray([[1] * 8 + [2] * 11 + [0] * 2])
+    tokens = np.asarray([[*first, *second, 0, 0]])
+    positions = np.asarray([[*range(8), *range(11), 0, 0]])
+    segments = np.asarray([[1] * 8 + [2] * 11 + [0] * 2])
     packed = run_forward(architecture, base, adapter, tokens, positions, segments)[0]
     np.testing.assert_allclose(packed[:8], alone(name, first), atol=1e-5)
     np.testing.assert_allclose(packed[8:19], alone(name, second), atol=1e-5)
