@@ -74,7 +74,7 @@ def test_nonsense_at_masked_places_reaches_neither_loss_nor_gradient():
 
 def test_a_small_sample_size_is_told_with_what_to_do():
     assert staleness_warnings({"effective_sample_size": 0.5}) == []
-    assert staleness_warnings({"loss": 0.0, "tokens": 0.0}) == []
+    assert staleness_warnings({"loss": 0.0, "trained_tokens": 0.0}) == []
     (stale,) = staleness_warnings({"effective_sample_size": 0.312, "same_version_share": 0.4, "mismatch_kl": 1e-6})
     for part in ("0.31", "below 0.5", "rollout.max_staleness", "objective.proximal: current"):
         assert part in stale
