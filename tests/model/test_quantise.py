@@ -161,6 +161,22 @@ def test_logits_and_the_adapters_gradient_are_those_of_the_numbers_that_are_stor
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma4_experts", "gemma4_shared"])
+def test_experts_and_per_layer_embeddings_are_quantised_too(family: str) -> None:
+    architecture = Architecture.from_huggingface(CONFIGS[family])
+    quantised = quantise_tree(random_base(jax.random.key(0), architecture), "nf4", jnp.float32)
+    matrices = [leaf for leaf in jax.tree.leaves(quantised) if leaf.dtype == jnp.float32 and leaf.ndim > 1]
+    assert sum(leaf.nbytes for leaf in matrices) < base_bytes(architecture, dtype="float32") / 4
+    tokens = jnp.arange(14).reshape(2, 7)
+    positions = jnp.broadcast_to(jnp.arange(7), (2, 7))
+
+    @jax.jit
+    def read(base: Base) -> jax.Array:
+        return logits(architecture, base, forward(architecture, base, None, tokens, positions, positions * 0 + 1))
+
+    np.testing.assert_allclose(read(quantised), read(dense_tree(quantised)), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["int8", "nf4"])
 def test_a_loop_of_decode_steps_does_not_keep_the_numbers_of_all_layers(kind: Kind) -> None:
     base = quantise_tree(random_base(jax.random.key(0), ARCHITECTURE), kind, jnp.float32)
