@@ -29,6 +29,7 @@ def write_card(
         "",
         f"- Base: {base}",
         f"- LoRA: rank {lora.rank}, alpha {lora.alpha:g}, scale {lora.scale:g} ({rule})",
+        *_pattern_lines(lora),
         *_score_lines(scores),
         "",
         "Load it with",
@@ -44,6 +45,11 @@ def write_card(
 
 
 _READERS = ("adapter", "merged", "transformers", "peft")
+
+
+def _pattern_lines(lora: LoraConfig) -> list[str]:
+    patterns = {"ranks": dict(lora.rank_pattern), "alphas": dict(lora.alpha_pattern)}
+    return [f"- Other {name} of some modules: {found}" for name, found in patterns.items() if found]
 
 
 def _score_lines(scores: Mapping[str, Any]) -> list[str]:
