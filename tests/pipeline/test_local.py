@@ -111,7 +111,7 @@ def test_a_failing_step_shows_its_own_error_first(project: Path, capsys: pytest.
     assert first.startswith("DataError: my_module:Doubled, task")
     assert "the id stands twice" in first
     assert caught.value.step == "prepare-data"
-    assert "The step prepare-data failed. Its whole output is in" in str(caught.value)
+    assert "The step prepare-data failed; its whole output is in" in str(caught.value)
     assert "== init-model" not in capsys.readouterr().err
 
 
