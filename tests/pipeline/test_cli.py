@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from components.config import dump
-from pipeline.cli import COMPILED, main
+from pipeline.cli import main
+from pipeline.commands.compiling import COMPILED
 from pipeline.local import StepFailedError, make_run_folder
 from pipeline.recipe import load_recipe
 

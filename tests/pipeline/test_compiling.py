@@ -9,7 +9,7 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from pipeline.cli import COMPILED
+from pipeline.commands.compiling import COMPILED
 from pipeline.compiling import pipeline_yaml, without_retries
 
 STEPS = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate", "export"]

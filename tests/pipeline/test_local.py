@@ -12,7 +12,7 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError
-from pipeline.cli import COMPILED
+from pipeline.commands.compiling import COMPILED
 from pipeline.local import LocalRun, StepFailedError, make_run_folder, old_run_folder, run_locally
 
 FIGURES = [

@@ -1,0 +1,51 @@
+"""`headrace doctor RECIPE`: what is wrong with a recipe, and what it would do."""
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from components.errors import ConfigError
+from pipeline.commands.command import BAD_INPUT, OK, Command, add_json, add_recipe
+from pipeline.doctor import GIB, ISOLATION, diagnose, problem_record
+from pipeline.recipe import load_recipe, parse_assignments
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is wrong with a recipe, and what it would do."""
+    try:
+        diagnosis = diagnose(load_recipe(options.recipe, parse_assignments(options.set)))
+    except ConfigError as error:
+        problems = [problem_record(problem) for problem in error.problems]
+        diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": ISOLATION}
+    print(json.dumps(diagnosis) if options.json else _text(diagnosis))
+    return OK if diagnosis["valid"] else BAD_INPUT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A recipe."""
+    add_recipe(parser)
+    add_json(parser)
+
+
+def _text(diagnosis: Mapping[str, Any]) -> str:
+    problems = [f"  {each['where']}: {each['message']} (got {each['value']!r})" for each in diagnosis["problems"]]
+    plan = {key: value for key, value in diagnosis["memory_plan"].items() if key.endswith("_bytes") or "bytes" in key}
+    lines = [
+        "valid" if diagnosis["valid"] else "1 problem" if len(problems) == 1 else f"{len(problems)} problems",
+        *problems,
+    ]
+    if diagnosis["objective"]:
+        lines += ["", "Objective", *(f"  {line}" for line in diagnosis["objective"].splitlines())]
+    if plan:
+        width = max(map(len, plan))
+        lines += [
+            "",
+            "Memory while training",
+            *(f"  {key:<{width}}  {value / GIB:8.3f} GiB" for key, value in plan.items()),
+        ]
+        lines.append(f"  {'total, estimated':<{width}}  {diagnosis['memory_plan']['total_gib_estimate']:8.3f} GiB")
+    return "\n".join([*lines, "", f"Tools and graders are isolated by: {diagnosis['isolation']}"])
+
+
+COMMAND = Command("doctor", doctor, add_arguments)

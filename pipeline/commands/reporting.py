@@ -1,0 +1,53 @@
+"""`headrace report RUN` and `headrace replay RUN`: what a run's folder still tells."""
+
+import argparse
+import json
+from pathlib import Path
+
+from components import storage
+from components.errors import ConfigError, Problem
+from components.telemetry.progress import say
+from components.telemetry.run_files import METRICS, SUMMARY
+from pipeline.commands.command import OK, Command, add_json
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page of a run anew, also of one that still goes on."""
+    from components.telemetry.report import write_report  # with it comes matplotlib
+
+    folder = options.run_folder
+    if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
+        message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
+        raise ConfigError(Problem("report", folder, message))
+    print(write_report(folder))
+    return OK
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Make a run's optimizer steps again from its journal, and compare each with the run's."""
+    from components.training.replay import replay as replay_run  # with it comes jax
+
+    folder = Path(options.adapter) if options.adapter else None
+    made = replay_run(
+        options.run_folder, adapter=folder, on_step=lambda step: say(f"step {step.version}: {step.fingerprint}, same")
+    )
+    figures = {"run_dir": options.run_folder, "steps": made.steps, "fingerprint": made.fingerprint, "same_bits": True}
+    text = f"{made.steps} steps, the same adapter bit for bit: {made.fingerprint}"
+    print(json.dumps(figures) if options.json else text)
+    return OK
+
+
+def add_run_folder(parser: argparse.ArgumentParser) -> None:
+    """A run's folder, as `run_folder`."""
+    parser.add_argument("run_folder", help="a run's folder")
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    """A run's folder, and where the last adapter goes."""
+    add_run_folder(parser)
+    parser.add_argument("--adapter", metavar="FOLDER", help="write the last adapter there")
+    add_json(parser)
+
+
+REPORT = Command("report", report, add_run_folder)
+REPLAY = Command("replay", replay, add_replay_arguments)
