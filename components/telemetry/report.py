@@ -1,22 +1,20 @@
 """A run folder -> one HTML file that says whether the run learned, what it spent, and where time went.
 
-The file holds everything it shows: no network, no scripts, so that it opens from a disk, on a phone and in the
-sandboxed frame of a pipeline's user interface. Whatever a model or an environment wrote is escaped.
+The file holds everything it shows; see components.telemetry.page.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from components import storage
 from components.telemetry import formatting, plots
 from components.telemetry.clock import idle_share, is_waiting
+from components.telemetry.page import render_page
 from components.telemetry.run_files import (
     FATES,
     REPORT,
@@ -26,7 +24,6 @@ from components.telemetry.run_files import (
     tokens_unaccounted,
 )
 
-_TEMPLATES = Path(__file__).parent / "templates"
 _EXAMPLES = 12
 _LONGEST_TEXT = 4_000  # characters of one text of a message
 _LONGEST_TALK = 20_000  # characters of one trajectory, so that the page stays under a megabyte
@@ -56,29 +53,22 @@ def write_report(folder: str, uri: str | None = None) -> str:
 
 def render_report(run: RunRecord) -> str:
     """The whole HTML page. Sections of which nothing is known are left out."""
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            title=run.summary.get("recipe") or "Run report",
-            palettes={
-                "light": Markup(plots.css_variables(plots.LIGHT)),
-                "dark": Markup(plots.css_variables(plots.DARK)),
-            },
-            subtitle=" · ".join(str(run.summary[key]) for key in _NAMES if run.summary.get(key)),
-            objective=run.summary.get("objective"),
-            headline=_headline(run),
-            measures=[_measure(each) for each in run.measures],
-            tiles=_tiles(run),
-            alerts=alerts(run),
-            curve=_curve(run.metrics),
-            roles=[_role(run, role) for role in _ROLES if run.seconds(role)],
-            tokens=_tokens(run),
-            trends=[trend for trend in (_selection(run), _sample_size(run)) if trend],
-            signals=[_signal(key, run.series(key)) for key in _SIGNALS if run.series(key)],
-            examples=[_example(each) for each in choose_examples(run.trajectories)],
-            facts=_facts(run.summary),
-        )
+    return render_page(
+        "report.html",
+        title=run.summary.get("recipe") or "Run report",
+        subtitle=" · ".join(str(run.summary[key]) for key in _NAMES if run.summary.get(key)),
+        objective=run.summary.get("objective"),
+        headline=_headline(run),
+        measures=[_measure(each) for each in run.measures],
+        tiles=_tiles(run),
+        alerts=alerts(run),
+        curve=_curve(run.metrics),
+        roles=[_role(run, role) for role in _ROLES if run.seconds(role)],
+        tokens=_tokens(run),
+        trends=[trend for trend in (_selection(run), _sample_size(run)) if trend],
+        signals=[_signal(key, run.series(key)) for key in _SIGNALS if run.series(key)],
+        examples=[_example(each) for each in choose_examples(run.trajectories)],
+        facts=_facts(run.summary),
     )
 
 
@@ -382,13 +372,3 @@ def _listed(noun: str, numbers: Iterable[int], most: int = 8) -> str:
     texts = [str(number) for number in numbers]
     tail = f" and {len(texts) - most} more" if len(texts) > most else ""
     return f"{noun}{'s' if len(texts) > 1 else ''} {', '.join(texts[:most])}{tail}"
-
-
-def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
