@@ -90,8 +90,8 @@ class Core:
         self._architecture, self._base, self._adapter = architecture, base, adapter
         self._seed, self._stop_ids, self._decode_text = seed, stop_ids, decode_text
         self._reproducible = reproducible
-        cache = init_cache(architecture, config.slots, config.capacity, config.cache_dtype)
-        self._cache = placement_of(base).split(cache)
+        placement = placement_of(base)
+        self._cache = init_cache(architecture, config.slots, config.capacity, config.cache_dtype, placement=placement)
         self._jobs: dict[int, _Job] = {}
 
     @property

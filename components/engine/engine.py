@@ -213,7 +213,7 @@ class Engine:
 
     def stage(self, adapter: Adapter) -> Held:
         """Take a candidate to where this engine would serve it from, and tell what has arrived. Serving goes on."""
-        held = placement_of(self._base).whole(adapter)
+        held = placement_of(self._base).weights(adapter)
         return Held(held, make_manifest(held))
 
     def trainer_waits(self, waits: bool) -> None:

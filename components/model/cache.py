@@ -13,6 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from components.model.architecture import Architecture
+from components.model.placement import HERE, Placement
+from components.model.sharding import ROWS
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
@@ -38,12 +40,23 @@ class Cache:
         return self.keys[0].shape[3]
 
 
-def init_cache(architecture: Architecture, slots: int, capacity: int, dtype: DTypeLike = jnp.float32) -> Cache:
-    """An empty cache."""
+def init_cache(
+    architecture: Architecture,
+    slots: int,
+    capacity: int,
+    dtype: DTypeLike = jnp.float32,
+    *,
+    placement: Placement = HERE,
+) -> Cache:
+    """An empty cache, its slots and key heads split over the devices of `placement`."""
+
+    def buffer(*shape: int) -> Array:
+        return jnp.zeros(shape, dtype, device=placement.sharding((ROWS, "heads", None, None), shape))
+
     shapes = [_held(architecture, layer) for layer in range(architecture.n_layers)]
     # One buffer per layer: buffers that are donated must not be shared.
-    keys = tuple(jnp.zeros((slots, kv_heads, head_dim, capacity), dtype) for kv_heads, head_dim in shapes)
-    values = tuple(jnp.zeros((slots, kv_heads, capacity, head_dim), dtype) for kv_heads, head_dim in shapes)
+    keys = tuple(buffer(slots, kv_heads, head_dim, capacity) for kv_heads, head_dim in shapes)
+    values = tuple(buffer(slots, kv_heads, capacity, head_dim) for kv_heads, head_dim in shapes)
     return Cache(keys=keys, values=values)
 
 

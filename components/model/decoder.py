@@ -19,6 +19,7 @@ from components.model.cache import Cache, write
 from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
 from components.model.quantise import Matrix, dense_beside, is_quantised, take_rows
+from components.model.sharding import ROWS, constrain
 
 Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
 LocalTable = tuple[Float[Array, "rows time 1 local_half"], Float[Array, "rows time 1 local_half"]]
@@ -149,7 +150,7 @@ def _embed(
 ) -> Float[Array, "rows time d_model"]:
     # The scale is rounded to the base's dtype because that is what the checkpoints were trained with.
     scale = jnp.asarray(architecture.embed_scale, base.embedding.dtype).astype(jnp.float32)
-    return take_rows(base.embedding, tokens).astype(jnp.float32) * scale
+    return constrain(take_rows(base.embedding, tokens).astype(jnp.float32) * scale, ROWS, None, None)
 
 
 def _second_embeddings(
@@ -217,7 +218,7 @@ def _keys_values(
 
 
 def _by_head(x: Float[Array, "rows time width"], table: Table) -> Float[Array, "rows time heads head_dim"]:
-    return x.reshape(*x.shape[:2], -1, 2 * table[0].shape[-1])
+    return constrain(x.reshape(*x.shape[:2], -1, 2 * table[0].shape[-1]), ROWS, None, "heads", None)
 
 
 def _finish(
@@ -237,7 +238,7 @@ def _finish(
     if layer.layer_input is not None and second is not None:
         gate = _activate(architecture, _linear(layer.layer_input.gate, None, x))
         x = x + _norm(_linear(layer.layer_input.projection, None, gate * second), layer.layer_input.post_norm, eps)
-    return x if layer.scale is None else x * layer.scale
+    return constrain(x if layer.scale is None else x * layer.scale, ROWS, None, None)
 
 
 def _feed(
@@ -264,7 +265,7 @@ def _mlp(
     assert layer.down_proj is not None
     gate = _activate(architecture, _linear(layer.gate_proj, pairs.get("gate_proj"), x))
     up = _linear(layer.up_proj, pairs.get("up_proj"), x)
-    return _linear(layer.down_proj, pairs.get("down_proj"), gate * up)
+    return _linear(layer.down_proj, pairs.get("down_proj"), constrain(gate * up, ROWS, None, "hidden"))
 
 
 def _mix(

@@ -22,7 +22,9 @@ from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, Base, Beside, Experts, Layer, LayerInput, Linear, SecondEmbedding
 from components.model.layout import EMBEDDING, HEAD, Place, layer_places, top_places
+from components.model.placement import HERE, Placement
 from components.model.quantise import Kind, Matrix, store
+from components.model.sharding import logical_axes
 from components.model.switches import LinearScaling, Llama3Scaling, PartialRotation, Rope
 
 Tensors = Mapping[str, Callable[[], np.ndarray]]
@@ -76,9 +78,15 @@ def open_folder(folder: Path) -> Tensors:
 
 
 def assemble(
-    architecture: Architecture, tensors: Tensors, *, dtype: DTypeLike, where: str, quantise: Kind = "none"
+    architecture: Architecture,
+    tensors: Tensors,
+    *,
+    dtype: DTypeLike,
+    where: str,
+    quantise: Kind = "none",
+    placement: Placement = HERE,
 ) -> Base:
-    """Make a base of tensors in Hugging Face names and layouts, each quantised before the next one is read.
+    """Make a base of tensors in Hugging Face names and layouts, each placed and quantised before the next one is read.
 
     Raises WeightsError that names missing and unexpected tensors, with their number, and a wrong shape.
     """
@@ -96,7 +104,8 @@ def assemble(
     def array(place: Place) -> Matrix | jax.Array:
         # What is quantised is so from float32: it would be another matrix if it were rounded first.
         read_as = dtype if quantise == "none" else jnp.float32
-        return store(place.field, _array(place, read, read_as, _offset(architecture)), quantise, dtype)
+        whole = _array(place, read, read_as, _offset(architecture), placement)
+        return placement.weights(store(place.field, whole, quantise, dtype), place.field)
 
     if architecture.tie_embeddings and HEAD in tensors and not np.array_equal(tensors[HEAD](), read(EMBEDDING)):
         raise WeightsError(f"{where}: {HEAD} differs from {EMBEDDING}, although its config ties the two")
@@ -229,19 +238,26 @@ def _refuse_misfits(architecture: Architecture, expected: Set[str], found: Set[s
         )
 
 
-def _array(place: Place, read: Callable[[str], np.ndarray], dtype: DTypeLike, offset: float) -> jax.Array:
+def _array(
+    place: Place, read: Callable[[str], np.ndarray], dtype: DTypeLike, offset: float, placement: Placement
+) -> jax.Array:
+    def device(tensor: np.ndarray, dtype: DTypeLike) -> jax.Array:
+        # Cast before the copy, so that a large float32 tensor never lies on a device beside its bfloat16 self.
+        cast = np.ascontiguousarray(tensor.astype(dtype, copy=False))
+        return jnp.array(cast) if placement.mesh is None else placement.put(cast, logical_axes(place.field, cast.ndim))
+
     match place.kind:
         case "matrix":
-            return _device(read(place.names[0]).T, dtype)
+            return device(read(place.names[0]).T, dtype)
         case "experts":
             # Cast one by one, so that the stack is made once, in its own dtype.
             each = np.stack([read(name).astype(dtype, copy=False) for name in place.names])
-            return _device(_by_expert(place, each).swapaxes(1, 2), dtype)
+            return device(_by_expert(place, each).swapaxes(1, 2), dtype)
         case "norm":
-            return _device(read(place.names[0]), jnp.float32) + offset
+            return device(read(place.names[0]), jnp.float32) + offset
         case "vector":
-            return _device(read(place.names[0]), jnp.float32)
-    return _device(read(place.names[0]), dtype)
+            return device(read(place.names[0]), jnp.float32)
+    return device(read(place.names[0]), dtype)
 
 
 def _tensors(
@@ -280,11 +296,6 @@ def _nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
         else:
             fields[first] = array
     return fields | {name: _RECORDS[name](**_nest(held)) for name, held in inner.items()}
-
-
-def _device(tensor: np.ndarray, dtype: DTypeLike) -> jax.Array:
-    # Cast before the copy to the device, so that a large float32 tensor never stands there beside its bfloat16 self.
-    return jnp.array(np.ascontiguousarray(tensor.astype(dtype, copy=False)))
 
 
 def _keys(path: Path) -> list[str]:

@@ -1,31 +1,49 @@
 """Numbers of devices -> where the trainer's and the engine's arrays live.
 
-Without a placement both sides share the default device, and one frozen base. With one, each side has a mesh of its own
-devices with one axis, `data`: the weights are whole on every device, and what comes in rows (micro-batches, slots of
-the cache) is split over it. The compiler derives the rest from where the arrays are, so the programs are the same.
+Without a mesh both sides share the default device, and one frozen base. With one they share its devices, and still one
+base, split over them (`sharding.py` says how). With a placement each side has a mesh of devices of its own. The
+compiler derives the rest from where the arrays are, so the programs are the same.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from pydantic import Field
 
 from components.config import config
 from components.errors import ConfigError, Problem
+from components.model.sharding import DATA, FSDP, MESH_AXES, ROWS, Axes, logical_axes, partition
 
 T = TypeVar("T")
 
-DATA = "data"
+
+@config
+class MeshConfig:
+    """Numbers of devices along each axis of a mesh.
+
+    `data`: copies of the weights, each with its share of the rows. `fsdp`: a share of the weights and of the rows.
+    `tensor`: a share of the heads, hidden units and vocabulary.
+    """
+
+    data: Annotated[int, Field(ge=1)] = 1
+    fsdp: Annotated[int, Field(ge=1)] = 1
+    tensor: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh has."""
+        return self.data * self.fsdp * self.tensor
 
 
 @config
 class PlacementConfig:
-    """Numbers of devices of each side: the first `trainer` devices and the `engine` ones that follow are disjoint."""
+    """A mesh for each side: the trainer's is of the first devices, the engine's of those that follow."""
 
-    trainer: Annotated[int, Field(ge=1)]
-    engine: Annotated[int, Field(ge=1)]
+    trainer: MeshConfig
+    engine: MeshConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +57,44 @@ class Placement:
         """How many devices this side has."""
         return 1 if self.mesh is None else self.mesh.size
 
+    @property
+    def shares(self) -> int:
+        """Into how many shares rows are split."""
+        return 1 if self.mesh is None else self.mesh.shape[DATA] * self.mesh.shape[FSDP]
+
+    def weights(self, tree: T, prefix: str = "") -> T:
+        """A base, an adapter, a train state or one array of theirs, split by the names of its arrays below `prefix`.
+
+        What already is where it belongs stays there; an array of the host goes to each device in part.
+        """
+
+        def place(path: tuple[Any, ...], leaf: Any) -> Any:
+            name = f"{prefix}.{jax.tree_util.keystr(path, simple=True, separator='.')}".strip(".")
+            return self.put(leaf, logical_axes(name, leaf.ndim))
+
+        return tree if self.mesh is None else jax.tree.map_with_path(place, tree)
+
     def whole(self, tree: T) -> T:
-        """The arrays of `tree`, each whole on every device of this side; what already is stays where it is."""
-        return self._put(tree, PartitionSpec())
+        """The arrays of `tree`, each whole on every device of this side."""
+        return jax.tree.map(lambda leaf: self.put(leaf, (None,) * leaf.ndim), tree)
 
     def split(self, tree: T) -> T:
-        """The arrays of `tree`: those of two axes or more split along the first, the flat ones whole.
+        """The arrays of a micro-batch: its rows split, the flat ones, which point into all of its rows, whole."""
+        return jax.tree.map(lambda leaf: self.put(leaf, (ROWS, None) if leaf.ndim > 1 else (None,)), tree)
 
-        That is a micro-batch, whose flat arrays point into all of its rows, and a cache, whose first axis are slots.
-        """
-        if self.mesh is None:
-            return tree
-        return jax.tree.map(lambda leaf: self._put(leaf, PartitionSpec(DATA if leaf.ndim > 1 else None)), tree)
+    def put(self, array: Any, axes: Axes) -> Any:
+        """One array, split as these logical axes say."""
+        return array if self.mesh is None else jax.device_put(array, self.sharding(axes, array.shape))
+
+    def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding | None:
+        """Where an array of this shape belongs; None for the default device."""
+        return None if self.mesh is None else NamedSharding(self.mesh, partition(self.mesh, axes, shape))
 
     def check_rows(self, rows: int, where: str) -> None:
         """Raise ConfigError, naming both numbers, when `rows`, of the setting `where`, cannot be split evenly."""
-        if rows % self.devices:
-            raise ConfigError(Problem(where, rows, f"must be a multiple of the {self.devices} devices that share them"))
-
-    def _put(self, tree: T, axes: PartitionSpec) -> T:
-        return tree if self.mesh is None else jax.device_put(tree, NamedSharding(self.mesh, axes))
+        if rows % self.shares:
+            message = f"must be a multiple of data x fsdp = {self.shares}, the shares that rows are split into"
+            raise ConfigError(Problem(where, rows, message))
 
 
 HERE = Placement()
@@ -66,27 +102,31 @@ HERE = Placement()
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """Both sides."""
+    """Both sides; they are equal where both share the devices."""
 
     trainer: Placement = HERE
     engine: Placement = HERE
 
 
-def make_placements(settings: PlacementConfig | None) -> Placements:
-    """Two disjoint meshes over the devices that there are, or the default device for both.
+BOTH_HERE = Placements()
 
-    Raises ConfigError with both numbers when there are too few devices.
+
+def make_placements(mesh: MeshConfig | None = None, placement: PlacementConfig | None = None) -> Placements:
+    """One mesh that both sides share, or two disjoint ones, over the first devices; or the default device for both.
+
+    Raises ConfigError with both numbers when there are too few devices, or when both settings are given.
     """
-    if settings is None:
-        return Placements()
-    devices, wanted = jax.devices(), settings.trainer + settings.engine
-    if wanted > len(devices):
-        message = (
-            f"takes {settings.trainer} + {settings.engine} = {wanted} devices, and there are {len(devices)}; "
-            "lower the numbers, or leave placement out for one device that both share"
-        )
-        raise ConfigError(Problem("placement", {"trainer": settings.trainer, "engine": settings.engine}, message))
-    return Placements(trainer=_on(devices[: settings.trainer]), engine=_on(devices[settings.trainer : wanted]))
+    if placement is not None:
+        if mesh is not None:
+            message = "placement gives each side a mesh of its own; leave out one of both"
+            raise ConfigError(Problem("mesh", mesh, message))
+        trainer, engine = placement.trainer.devices, placement.engine.devices
+        devices = _devices("placement", f"{trainer} + {engine}", trainer + engine)
+        return Placements(_on(devices[:trainer], placement.trainer), _on(devices[trainer:], placement.engine))
+    if mesh is None:
+        return BOTH_HERE
+    shared = _on(_devices("mesh", f"{mesh.data} x {mesh.fsdp} x {mesh.tensor}", mesh.devices), mesh)
+    return Placements(shared, shared)
 
 
 def placement_of(tree: Any) -> Placement:
@@ -96,5 +136,16 @@ def placement_of(tree: Any) -> Placement:
     return Placement(first.sharding.mesh) if meshed else HERE
 
 
-def _on(devices: list[jax.Device]) -> Placement:
-    return Placement(Mesh(devices, (DATA,)))
+def _devices(where: str, how: str, wanted: int) -> list[jax.Device]:
+    there = jax.devices()
+    if wanted > len(there):
+        message = (
+            f"takes {how} = {wanted} devices, and there are {len(there)}; lower the numbers, or leave {where} out for "
+            "one device that trainer and engine share"
+        )
+        raise ConfigError(Problem(where, wanted, message))
+    return there[:wanted]
+
+
+def _on(devices: list[jax.Device], shape: MeshConfig) -> Placement:
+    return Placement(Mesh(np.array(devices).reshape(shape.data, shape.fsdp, shape.tensor), MESH_AXES))

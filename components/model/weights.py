@@ -12,6 +12,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
 from components.model.packages import package_file
+from components.model.placement import HERE, Placement
 from components.model.quantise import Kind
 
 __all__ = ["Model", "load", "locate", "random_base"]
@@ -38,12 +39,13 @@ def locate(source: str) -> Path:
     return path
 
 
-def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none") -> Model:
+def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none", placement: Placement = HERE) -> Model:
     """Read a Hugging Face folder (config.json, *.safetensors), a `.gguf` file, or `package:NAME`.
 
     The linear weights and the embedding are cast to `dtype`, or stored as `quantise` says and multiplied in `dtype`;
-    norms and biases stay float32. At most one tensor at a time is held twice. Raises WeightsError that names what is
-    unknown, missing, unexpected, doubled or misshapen.
+    norms and biases stay float32. Each tensor goes from its file to the devices of `placement`, to each its part,
+    before the next is read, so at most one is held twice. Raises WeightsError that names what is unknown, missing,
+    unexpected, doubled or misshapen.
     """
     path = locate(source)
     if path.is_dir():
@@ -54,5 +56,7 @@ def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none"
     else:
         raise WeightsError(f"{source} is neither a folder nor a .gguf file")
     architecture = Architecture.from_huggingface(config)
-    base = huggingface.assemble(architecture, tensors, dtype=dtype, where=source, quantise=quantise)
+    base = huggingface.assemble(
+        architecture, tensors, dtype=dtype, where=source, quantise=quantise, placement=placement
+    )
     return Model(architecture=architecture, base=base, tokenizer_source=tokenizer)

@@ -15,7 +15,7 @@ from components.model import platform
 from components.model.base_artifact import read_base
 from components.model.lora import Adapter
 from components.model.peft import load_adapter
-from components.model.placement import PlacementConfig, make_placements
+from components.model.placement import BOTH_HERE, Placements
 from components.model.weights import Model, load
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.tokenizer import Tokenizer, load_tokenizer
@@ -55,28 +55,25 @@ def open_session(
     environment: EnvironmentConfig,
     engine: EngineConfig,
     seed: int,
-    placement: PlacementConfig | None = None,
+    sides: Placements = BOTH_HERE,
     reproducible: bool = True,
 ) -> Iterator[Session]:
     """Load what lies in the folders `base` and `adapter` and start an engine on it; it is closed on leaving.
 
     `reproducible` is the engine's: without it tokens depend, in their last bits, on what decodes beside them.
-    With a `placement`, the session's model and adapter are on the trainer's devices, and the engine has its own copies.
+    The session's model and adapter are on the trainer's devices; an engine on others has copies of its own.
     Raises WeightsError or ConfigError, before the engine starts, for what does not fit together.
     """
     platform.use_compilation_cache()
-    sides = make_placements(placement)
-    sides.engine.check_rows(engine.slots, "engine.slots")
     artifact = read_base(base)
-    model = load(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise)
-    model = dataclasses.replace(model, base=sides.trainer.whole(model.base))
+    model = load(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise, placement=sides.trainer)
     tokenizer = load_tokenizer(artifact.source)
     player = make_player(environment, tokenizer)
-    start = sides.trainer.whole(load_adapter(adapter, model.architecture))
+    start = sides.trainer.weights(load_adapter(adapter, model.architecture))
     serving = Engine(
         model.architecture,
-        sides.engine.whole(model.base),
-        sides.engine.whole(start),
+        sides.engine.weights(model.base),
+        sides.engine.weights(start),
         config=engine,
         seed=seed,
         reproducible=reproducible,
@@ -84,4 +81,4 @@ def open_session(
         decode_text=tokenizer.decode,
     )
     with serving:
-        yield Session(model, start, tokenizer, player, serving, shares_devices=placement is None)
+        yield Session(model, start, tokenizer, player, serving, shares_devices=sides.trainer == sides.engine)

@@ -5,7 +5,7 @@ a faulty step can be looked at as often as needed, and a run can prove that its 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from components import storage
@@ -14,7 +14,6 @@ from components.errors import CheckpointError, ProofError
 from components.model import platform
 from components.model.base_artifact import read_base
 from components.model.peft import load_adapter, read_config, save_adapter
-from components.model.placement import make_placements
 from components.model.weights import load as load_model
 from components.rollout.prepare import read_tasks
 from components.storage import read_lines
@@ -79,8 +78,7 @@ def _learner(opened: Opened) -> Learner:
     platform.use_compilation_cache()
     artifact = read_base(Path(opened.inputs["base"]))
     settings = load(TrainConfig, opened.settings["train"], where="train")
-    trainer = make_placements(settings.placement).trainer
-    model = load_model(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise)
-    model = replace(model, base=trainer.whole(model.base))
+    trainer = settings.sides().trainer
+    model = load_model(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise, placement=trainer)
     start = load_adapter(Path(opened.inputs["adapter"]), model.architecture)
-    return make_learner(model, trainer.whole(start), settings)
+    return make_learner(model, trainer.weights(start), settings)

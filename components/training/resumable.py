@@ -11,6 +11,7 @@ FREE = (
     "train.sync_tolerance",
     "train.grace_seconds",
     "train.engine",
+    "train.mesh",
     "train.placement",
     "train.rollout.max_concurrency",
     "train.rollout.max_staleness",

@@ -20,7 +20,7 @@ from components.errors import ConfigError, Problem
 from components.model.base_artifact import read_base
 from components.model.lora import Adapter
 from components.model.peft import WEIGHTS_FILE, read_config, save_adapter
-from components.model.placement import PlacementConfig, make_placements, placement_of
+from components.model.placement import MeshConfig, PlacementConfig, Placements, make_placements, placement_of
 from components.model.weights import Model
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import RolloutConfig
@@ -58,7 +58,8 @@ class TrainConfig:
 
     `sync_tolerance` bounds how far, in nats, trainer and engine may differ on a canary before a version serves.
     `grace_seconds` is the time to save that a process has which is told to stop (SIGTERM).
-    `placement` gives trainer and engine devices of their own; without it both share the default device.
+    `mesh` splits what trainer and engine share over several devices; `placement` gives each side a mesh of its own.
+    Without either both share the default device.
     """
 
     steps: Annotated[int, Field(ge=1)]
@@ -72,7 +73,15 @@ class TrainConfig:
     checkpoints_kept: Annotated[int, Field(ge=1)] = 2
     sync_tolerance: Annotated[float, Field(gt=0)] = 1e-3
     grace_seconds: Annotated[float, Field(ge=0)] = 10.0
+    mesh: MeshConfig | None = None
     placement: PlacementConfig | None = None
+
+    def sides(self) -> Placements:
+        """Where trainer and engine live. Raises ConfigError where there are too few devices, or rows are uneven."""
+        sides = make_placements(self.mesh, self.placement)
+        sides.trainer.check_rows(self.packing.rows, "packing.rows")
+        sides.engine.check_rows(self.engine.slots, "engine.slots")
+        return sides
 
 
 def train(
@@ -94,7 +103,7 @@ def train(
     settings = from_json(TrainConfig, section, where="train")
     world = from_json(EnvironmentConfig, environment, where="environment")
     check_row_length(settings.packing, world.limits.max_context)
-    make_placements(settings.placement).trainer.check_rows(settings.packing.rows, "packing.rows")
+    sides = settings.sides()
     problems = read_tasks(tasks, "train")
     cursor = TaskCursor(problems, seed=seed)
     start, lora = Path(adapter), read_config(Path(adapter))
@@ -111,7 +120,7 @@ def train(
             environment=world,
             engine=settings.engine,
             seed=seed,
-            placement=settings.placement,
+            sides=sides,
             reproducible=settings.rollout.max_staleness == 0,
         ) as session,
     ):
@@ -138,7 +147,7 @@ def make_learner(model: Model, adapter: Adapter, settings: TrainConfig) -> Learn
     temperature = settings.sampling.temperature or 1.0
     return Learner(
         model.base,
-        placement_of(adapter).whole(init_state(adapter, optimizer)),
+        placement_of(adapter).weights(init_state(adapter, optimizer)),
         objective,
         settings.packing,
         accumulate=make_accumulate(model.architecture, objective, temperature=temperature),

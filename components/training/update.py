@@ -72,7 +72,7 @@ def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
 
 def zero_gradients(adapter: Adapter) -> Adapter:
     """Fresh float32 sums, to be donated to `accumulate`."""
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32), adapter)
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), adapter)
 
 
 def make_score(architecture: Architecture, *, temperature: float, chunk: int = 256) -> Score:

@@ -14,7 +14,7 @@ from components.engine.sampling import SamplingConfig
 from components.errors import ConfigError
 from components.model.base import random_base
 from components.model.lora import Adapter, module_names
-from components.model.placement import PlacementConfig, Placements, make_placements
+from components.model.placement import MeshConfig, PlacementConfig, Placements, make_placements
 from components.telemetry.metrics import read_metrics
 from components.training.checkpoint import Checkpoints
 from components.training.optimizer import OptimizerConfig, make_optimizer
@@ -33,11 +33,12 @@ APPLY = make_apply(OPTIMIZER)
 ENGINE = EngineConfig(slots=8, capacity=tiny.CAPACITY, decode_steps=3, prefill_chunk=16)
 PROMPTS = [tiny.prompt(seed, 5 + 3 * seed) for seed in range(6)]
 CANARIES = [tiny.prompt(7, 12)]
+FOUR_AND_FOUR = {"trainer": {"data": 4}, "engine": {"data": 4}}
 
 
 @pytest.fixture(scope="module")
 def sides() -> Placements:
-    return make_placements(PlacementConfig(trainer=4, engine=4))
+    return make_placements(placement=PlacementConfig(trainer=MeshConfig(data=4), engine=MeshConfig(data=4)))
 
 
 def devices_of(tree) -> set[int]:
@@ -85,10 +86,11 @@ def test_loss_and_gradients_over_four_devices_are_those_of_one(sides):
 
 
 def test_rows_are_computed_where_they_are_and_only_gradients_and_sampled_places_travel(sides):
-    base, adapter, batch = (sides.trainer.whole(each) for each in (tiny.BASE, tiny.tiny_adapter(1), microbatch()))
-    whole = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
-    split = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), sides.trainer.split(batch)).compile()
-    assert split.cost_analysis()["flops"] < 0.6 * whole.cost_analysis()["flops"]
+    base, adapter, batch = tiny.BASE, tiny.tiny_adapter(1), microbatch()
+    alone = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
+    base, adapter, batch = sides.trainer.whole(base), sides.trainer.whole(adapter), sides.trainer.split(batch)
+    split = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
+    assert split.cost_analysis()["flops"] < 0.6 * alone.cost_analysis()["flops"]
 
 
 def test_steps_compile_once(sides):
@@ -142,6 +144,16 @@ def test_an_adapter_moves_from_the_trainers_to_the_engines_devices_and_serves_th
     assert cache.keys[0].addressable_shards[0].data.shape[0] == 2, "two of eight slots on each of four devices"
 
 
+def test_an_engine_on_a_mesh_serves_the_tokens_of_one_device():
+    mesh, adapter = make_placements(MeshConfig(fsdp=2, tensor=4)).engine, tiny.tiny_adapter(1)
+    with Engine(tiny.ARCHITECTURE, tiny.BASE, adapter, config=ENGINE, seed=0) as alone:
+        wanted = greedy(alone)
+    with Engine(tiny.ARCHITECTURE, mesh.weights(tiny.BASE), mesh.weights(adapter), config=ENGINE, seed=0) as engine:
+        assert greedy(engine) == wanted
+        keys = engine._core._cache.keys[0]
+    assert keys.addressable_shards[0].data.shape[0] == 4, "half of eight slots on each of two shares"
+
+
 def scores(adapter: Adapter, ids: list[int]) -> np.ndarray:
     rows = jax.nn.log_softmax(np.asarray(tiny.trainer_logits(adapter, ids)))[:-1]
     return np.take_along_axis(np.asarray(rows), np.array(ids)[1:, None], axis=1)[:, 0]
@@ -157,12 +169,18 @@ def test_a_checkpoint_of_one_device_goes_on_over_four(sides, tmp_path: Path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_run_on_two_sub_meshes_is_the_run_of_one_device(tiny_inputs, tmp_path: Path):
-    lines = {}
-    for name, placement in {"one": None, "two": {"trainer": 4, "engine": 4}}.items():
-        train(**arguments(tiny_inputs, tmp_path / name, placement=placement, steps=2))
-        lines[name] = read_metrics(str(tmp_path / name / "run" / "metrics.jsonl"))
-    for one, two in zip(lines["one"], lines["two"], strict=True):
+@pytest.fixture(scope="module")
+def alone(tiny_inputs, tmp_path_factory) -> list[dict]:
+    """The lines of a run on one device."""
+    folder = tmp_path_factory.mktemp("alone")
+    train(**arguments(tiny_inputs, folder, steps=2))
+    return read_metrics(str(folder / "run" / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("where", [{"placement": FOUR_AND_FOUR}, {"mesh": {"fsdp": 2, "tensor": 4}}])
+def test_a_run_on_two_sub_meshes_or_on_one_mesh_is_the_run_of_one_device(alone, tiny_inputs, tmp_path: Path, where):
+    train(**arguments(tiny_inputs, tmp_path, **where, steps=2))
+    for one, two in zip(alone, read_metrics(str(tmp_path / "run" / "metrics.jsonl")), strict=True):
         assert two["reward_mean"] == one["reward_mean"]
         assert two["tokens"] == one["tokens"]
         assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
@@ -173,5 +191,5 @@ def test_a_run_on_two_sub_meshes_is_the_run_of_one_device(tiny_inputs, tmp_path:
     [({"packing": {"rows": 6, "row_length": 32}}, "packing.rows"), ({"engine": {"slots": 6}}, "engine.slots")],
 )
 def test_what_cannot_be_split_is_refused_before_any_work(tiny_inputs, tmp_path: Path, changes, where):
-    with pytest.raises(ConfigError, match=f"{where}: must be a multiple of the 4 devices"):
-        train(**arguments(tiny_inputs, tmp_path, placement={"trainer": 4, "engine": 4}, **changes))
+    with pytest.raises(ConfigError, match=f"{where}: must be a multiple of data x fsdp = 4"):
+        train(**arguments(tiny_inputs, tmp_path, placement=FOUR_AND_FOUR, **changes))
