@@ -1,5 +1,6 @@
-# Everything that a run writes. Pointers (`latest`, `promoted`) are overwritten and old checkpoints deleted while runs go
-# on, so what was replaced stays for some days; what is live is never deleted by a rule: a cached step may point at it.
+# Everything that a run writes. Pointers (`latest`, `promoted`) are overwritten and old checkpoints deleted while runs
+# go on, so what was replaced stays for some days; what is live is never deleted by a rule: a cached step may point at
+# it.
 resource "google_storage_bucket" "runs" {
   name     = "${var.project_id}-${var.name}"
   location = var.region

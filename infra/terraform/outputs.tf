@@ -39,7 +39,10 @@ output "tpu_node_pools" {
 
 output "credentials_command" {
   description = "Lets kubectl into the cluster, by its DNS name."
-  value       = "gcloud container clusters get-credentials ${var.name} --project ${var.project_id} --location ${var.region} --dns-endpoint"
+  value = join(" ", [
+    "gcloud container clusters get-credentials", google_container_cluster.headrace.name,
+    "--project", var.project_id, "--location", var.region, "--dns-endpoint"
+  ])
 }
 
 output "settings" {

@@ -1,5 +1,5 @@
-# Every pool but `cpu` keeps others off: spot pools by the taint below, the sandbox's and the TPUs' by taints of GKE's own
-# (sandbox.gke.io/runtime, google.com/tpu).
+# Every pool but `cpu` keeps others off: spot pools by the taint below, the sandbox's and the TPUs' by taints of GKE's
+# own (sandbox.gke.io/runtime, google.com/tpu).
 locals {
   cpu_pools = {
     cpu     = { settings = var.cpu_pool, min_nodes = var.cpu_pool.min_nodes, spot = false, sandbox = false }

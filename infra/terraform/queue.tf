@@ -33,10 +33,12 @@ locals {
             },
             slices[0].capacity == "spot" ? { "cloud.google.com/gke-spot" = "true" } : {}
           )
-          nodeTaints = concat(
-            [{ key = "google.com/tpu", value = "present", effect = "NoSchedule" }],
-            slices[0].capacity == "spot" ? [{ key = "cloud.google.com/gke-spot", value = "true", effect = "NoSchedule" }] : []
-          )
+          nodeTaints = [
+            for key, value in merge(
+              { "google.com/tpu" = "present" },
+              slices[0].capacity == "spot" ? { "cloud.google.com/gke-spot" = "true" } : {}
+            ) : { key = key, value = value, effect = "NoSchedule" }
+          ]
         }
       }
     ],

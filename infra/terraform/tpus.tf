@@ -1,5 +1,5 @@
-# What TPU slices exist (https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus): the machine of a host, chips a
-# host, hosts a slice, and the processors and memory of a host. `components/launcher/tpu.py` holds the same table
+# What TPU slices exist (https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus): the machine of a host,
+# chips a host, hosts a slice, and the processors and memory of a host. `components/launcher/tpu.py` holds the same table
 # for steps.
 locals {
   tpu_types = {

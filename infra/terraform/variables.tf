@@ -32,7 +32,7 @@ variable "region" {
 }
 
 variable "zone" {
-  description = "The zone of the nodes, and of a TPU pool that names none. Disks of the pipelines' database are bound to it."
+  description = "The zone of the nodes, and of TPU pools that name none. The pipelines' database is bound to it."
   type        = string
   default     = "us-central1-a"
 
@@ -54,7 +54,7 @@ variable "release_channel" {
 }
 
 variable "maintenance" {
-  description = "When GKE may replace nodes (a running step is then stopped and goes on elsewhere). Times in UTC, rule as in RFC 5545."
+  description = "When GKE may replace nodes, which stops running steps for a while. Times in UTC, rule as in RFC 5545."
   type        = object({ start_time = string, end_time = string, recurrence = string })
   default = {
     start_time = "2026-01-03T02:00:00Z"
@@ -64,18 +64,20 @@ variable "maintenance" {
 }
 
 variable "authorized_networks" {
-  description = "Name to CIDR block of networks that may reach the control plane by address. Empty: by its DNS name only, through IAM."
+  description = "Name to CIDR block of networks that may reach the control plane by address. None: by its DNS name only."
   type        = map(string)
   default     = {}
 
   validation {
-    condition     = alltrue([for block in values(var.authorized_networks) : can(cidrhost(block, 0)) && !endswith(block, "/0")])
+    condition = alltrue([
+      for block in values(var.authorized_networks) : can(cidrhost(block, 0)) && !endswith(block, "/0")
+    ])
     error_message = "authorized_networks must hold CIDR blocks, and not the whole internet."
   }
 }
 
 variable "cpu_pool" {
-  description = "Nodes of the pipelines themselves and of steps without an accelerator. Not under 1: something has to run the cluster."
+  description = "Nodes of the pipelines themselves and of steps without an accelerator. One at least has to run the cluster."
   type = object({
     machine_type = optional(string, "e2-standard-8")
     min_nodes    = optional(number, 1)
@@ -91,7 +93,7 @@ variable "cpu_pool" {
 }
 
 variable "spot_pool" {
-  description = "Cheap nodes that may be taken away, for steps that tolerate cloud.google.com/gke-spot. From none to max_nodes."
+  description = "Cheap nodes that may be taken away, for pods that tolerate cloud.google.com/gke-spot."
   type = object({
     machine_type = optional(string, "e2-standard-8")
     max_nodes    = optional(number, 4)
