@@ -1,13 +1,14 @@
 locals {
   services = toset([
-    "artifactregistry.googleapis.com", # images
-    "compute.googleapis.com",          # network, nodes, TPUs
-    "container.googleapis.com",        # the cluster
-    "iam.googleapis.com",              # service accounts
-    "iamcredentials.googleapis.com",   # tokens for pods that act as a service account
-    "logging.googleapis.com",          # what pods print
-    "monitoring.googleapis.com",       # what nodes use
-    "storage.googleapis.com",          # runs
+    "artifactregistry.googleapis.com",     # images
+    "cloudresourcemanager.googleapis.com", # the one right over the project (identity.tf)
+    "compute.googleapis.com",              # network, nodes, TPUs
+    "container.googleapis.com",            # the cluster
+    "iam.googleapis.com",                  # service accounts
+    "iamcredentials.googleapis.com",       # tokens for pods that act as a service account
+    "logging.googleapis.com",              # what pods print
+    "monitoring.googleapis.com",           # what nodes use
+    "storage.googleapis.com",              # runs
   ])
 }
 
