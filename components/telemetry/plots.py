@@ -176,6 +176,46 @@ def lines(
     return figure
 
 
+def curves(
+    series: Mapping[str, Sequence[tuple[int, float]]],
+    colors: Mapping[str, str],
+    *,
+    unit: str,
+    palette: Palette = LIGHT,
+    size: tuple[float, float] = (8.6, 3.4),
+) -> Figure:
+    """A smoothed line over optimizer steps for each run, over its own values as faint points."""
+    figure, axes = _figure(size, palette)
+    for name, points in series.items():
+        thinned = _thinned(points)
+        at = np.linspace(0, len(thinned) - 1, max(200, len(thinned)))
+        steps = np.interp(at, np.arange(len(thinned)), thinned[:, 0])
+        axes.plot(thinned[:, 0], thinned[:, 1], "o", color=colors[name], markersize=2.2, alpha=0.35)
+        axes.plot(steps, smoothed(thinned[:, 1], at), color=colors[name], linewidth=2.0, solid_capstyle="round")
+    _unit_range(axes, [value for points in series.values() for _, value in points])
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", color=palette.grid, linewidth=0.8)
+    return figure
+
+
+def run_colors(runs: Sequence[str], palette: Palette = LIGHT) -> dict[str, str]:
+    """A colour for each of several runs; after ten they come again."""
+    known = (
+        palette.accent,
+        palette.second,
+        palette.surplus,
+        palette.wait_1,
+        palette.ink,
+        palette.stale,
+        palette.work_3,
+        palette.wait_3,
+        palette.filtered,
+        palette.muted,
+    )
+    return _cycled(runs, known)
+
+
 def state_colors(states: Iterable[str], palette: Palette = LIGHT) -> dict[str, str]:
     """A colour for each state: one family for work, another for waiting. Work comes first, the start last."""
     known = list(dict.fromkeys(states))

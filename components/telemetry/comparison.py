@@ -1,0 +1,191 @@
+"""Several runs -> what differs between their settings, what came of each, and one page that shows both.
+
+runs = [ComparedRun("a", read_run("runs/a"), parameters={"train.steps": 10}), ComparedRun("b", ...)]
+differing_parameters(runs) == {"train.steps": {"a": 10, "b": 20}}
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from components import storage
+from components.telemetry import formatting, plots
+from components.telemetry.page import render_page
+from components.telemetry.run_files import FATES, STEP_KEYS, RunRecord
+
+_SIGNALS = ("accuracy", "entropy", "reference_kl", "loss", "gradient_norm", "episode_seconds", "tool_error_rate")
+_SHARES = ("accuracy", "share", "pass_at", "rate")
+_LOWER_IS_BETTER = ("wall_seconds", "peak_memory_gib", "idle_share", "failed", "stale", "improvement_p_value")
+_NO_RANKING = ("before", "low", "high", "evaluation_tasks", "steps", "tokens", "seed")
+_LONGEST_VALUE = 120
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """A run under the name that it was asked for by.
+
+    `parameters` are all its settings under dotted names, or, where `whole` is false, only those that were sent with it.
+    """
+
+    name: str
+    record: RunRecord
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = True
+    title: str = ""
+    state: str = ""
+    place: str = ""
+
+    @property
+    def label(self) -> str:
+        """What the page calls it."""
+        return self.title or self.name.rstrip("/").rpartition("/")[2]
+
+
+def flattened(value: Any, path: str = "") -> dict[str, Any]:
+    """Nested mappings as one, its keys joined by dots. Lists are values."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    return {
+        key: each
+        for name, below in value.items()
+        for key, each in flattened(below, f"{path}.{name}" if path else str(name)).items()
+    }
+
+
+def differing_parameters(runs: Sequence[ComparedRun]) -> dict[str, dict[str, Any]]:
+    """{parameter: {run: value}} of those that are not the same in all runs that tell them; None where one does not.
+
+    A run of which only the sent parameters are known differs by what it tells, never by what it leaves out.
+    """
+    names = sorted({name for run in runs for name in run.parameters})
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        told = [run.parameters.get(name) for run in runs if run.whole or name in run.parameters]
+        if any(each != told[0] for each in told):
+            found[name] = {run.name: run.parameters.get(name) for run in runs}
+    return found
+
+
+def scalar_metrics(runs: Sequence[ComparedRun]) -> dict[str, dict[str, int | float | None]]:
+    """{metric: {run: number}} of every number in the runs' summaries; None where a run has none."""
+    numbers = {run.name: _numbers(run.record) for run in runs}
+    names = list(dict.fromkeys(name for each in numbers.values() for name in each))
+    return {name: {run.name: numbers[run.name].get(name) for run in runs} for name in names}
+
+
+def write_comparison(runs: Sequence[ComparedRun], uri: str) -> str:
+    """Write the page to a local path or gs:// URI, and give it back."""
+    storage.write_text(uri, render_comparison(runs))
+    return uri
+
+
+def render_comparison(runs: Sequence[ComparedRun]) -> str:
+    """The whole HTML page. Sections of which nothing is known are left out."""
+    names = [run.name for run in runs]
+    marks = plots.run_colors(names, plots.PAGE)
+    colors = plots.page_colors(marks)
+    parameters = differing_parameters(runs)
+    rewards = {run.name: points for run in runs if (points := run.record.series("reward_mean"))}
+    return render_page(
+        "comparison.html",
+        title=f"{len(runs)} runs compared",
+        subtitle=" · ".join(run.label for run in runs),
+        runs=[_run(run, Markup(colors[run.name])) for run in runs],
+        partly=[run.label for run in runs if not run.whole],
+        results=[result for name in ("accuracy", "reward") if (result := _ranges(name, runs, colors))],
+        parameters=[(name, [_text(values[run]) for run in names]) for name, values in parameters.items()],
+        same=len({name for run in runs for name in run.parameters}) - len(parameters),
+        metrics=[_metric(name, [values[run] for run in names]) for name, values in scalar_metrics(runs).items()],
+        curve=_curve(rewards, marks) if rewards else None,
+        signals=[signal for key in _SIGNALS if (signal := _signal(key, runs, marks))],
+    )
+
+
+def _numbers(record: RunRecord) -> dict[str, int | float]:
+    """The finite numbers of a summary; of nested ones the tokens by fate, which is what a run is worth."""
+    found = {
+        key: value
+        for key, value in record.summary.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    tokens = record.tokens
+    return found | {f"tokens_{fate}": tokens[fate] for fate in ("generated", *FATES) if fate in tokens}
+
+
+def _run(run: ComparedRun, color: Markup) -> dict[str, Any]:
+    summary = run.record.summary
+    return {
+        "label": run.label,
+        "color": color,
+        "state": run.state.lower(),
+        "place": run.place,
+        "what": " · ".join(str(summary[key]) for key in ("recipe", "model", "environment") if summary.get(key)),
+        "steps": formatting.number(summary.get("steps", len(run.record.metrics) or None)),
+        "time": formatting.seconds(summary.get("wall_seconds")),
+    }
+
+
+def _ranges(name: str, runs: Sequence[ComparedRun], colors: Mapping[str, str]) -> dict[str, Any] | None:
+    """An evaluated measure of every run as a value and its interval on a line from 0 to 1."""
+    rows = []
+    for run in runs:
+        measure = next((each for each in run.record.measures if each["name"].split("@")[0].endswith(name)), None)
+        after = measure["after"] if measure else None
+        if after and after["low"] >= 0 and after["high"] <= 1:
+            rows.append(
+                {
+                    "label": run.label,
+                    "color": Markup(colors[run.name]),
+                    "value": 100 * after["value"],
+                    "low": 100 * after["low"],
+                    "high": 100 * after["high"],
+                    "text": formatting.percent(after["value"]),
+                    "interval": f"{formatting.percent(after['low'])} to {formatting.percent(after['high'])}",
+                }
+            )
+    return {"name": name, "rows": rows} if rows else None
+
+
+def _metric(name: str, values: Sequence[int | float | None]) -> dict[str, Any]:
+    text = formatting.percent if any(word in name for word in _SHARES) else formatting.number
+    known = [value for value in values if value is not None]
+    best = None
+    if len(set(known)) > 1 and not any(word in name for word in _NO_RANKING):
+        best = min(known) if any(word in name for word in _LOWER_IS_BETTER) else max(known)
+    return {
+        "name": name.replace("_", " "),
+        "cells": [{"text": text(value), "best": best is not None and value == best} for value in values],
+    }
+
+
+def _curve(rewards: Mapping[str, Sequence[tuple[int, float]]], marks: Mapping[str, str]) -> dict[str, Markup]:
+    sizes = {"wide": (8.6, 3.4), "narrow": (4.3, 3.0)}
+    return {
+        key: Markup(
+            plots.page_svg(
+                plots.curves(rewards, marks, unit="reward", palette=plots.PAGE, size=size),
+                title="Mean reward of each optimizer step, of every run",
+                name=f"curve-{key}",
+            )
+        )
+        for key, size in sizes.items()
+    }
+
+
+def _signal(key: str, runs: Sequence[ComparedRun], marks: Mapping[str, str]) -> dict[str, Any] | None:
+    series = {run.name: points for run in runs if (points := run.record.series(key))}
+    if not series:
+        return None
+    name = key.replace("_", " ").removesuffix(" mean")
+    figure = plots.curves(series, marks, unit="", palette=plots.PAGE, size=(4.3, 2.2))
+    picture = plots.page_svg(figure, title=f"{name} of every run", name=key.replace("_", "-"))
+    return {"name": name, "meaning": STEP_KEYS[key], "picture": Markup(picture)}
+
+
+def _text(value: Any) -> str:
+    text = formatting.ABSENT if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

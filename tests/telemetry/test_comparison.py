@@ -1,0 +1,93 @@
+"""Several runs side by side: what differs, what came of each, and the page."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components import storage
+from components.telemetry.comparison import (
+    ComparedRun,
+    differing_parameters,
+    flattened,
+    render_comparison,
+    scalar_metrics,
+    write_comparison,
+)
+from components.telemetry.run_files import RunRecord, read_run
+from tests.telemetry.synthetic import HOSTILE, write_run
+
+
+def run(name: str, summary: dict[str, Any] | None = None, *, whole: bool = True, **parameters: Any) -> ComparedRun:
+    return ComparedRun(name, RunRecord(summary=summary or {}), parameters=parameters, whole=whole)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[ComparedRun]:
+    folders = [str(tmp_path_factory.mktemp("runs") / name) for name in ("first", "second")]
+    for seed, folder in enumerate(folders):
+        write_run(folder, steps=6, trajectories=2, seed=seed)
+    return [ComparedRun(folder, read_run(folder), {"seed": seed}) for seed, folder in enumerate(folders)]
+
+
+def test_nested_settings_are_compared_by_their_paths_and_lists_as_values() -> None:
+    assert flattened({"a": {"b": 1, "c": [1, 2]}, "d": {}}) == {"a.b": 1, "a.c": [1, 2]}
+
+
+def test_only_what_differs_is_told_and_a_missing_value_is_none() -> None:
+    runs = [run("a", lr=1e-4, steps=10, same=[1]), run("b", lr=2e-4, same=[1])]
+    assert differing_parameters(runs) == {"lr": {"a": 1e-4, "b": 2e-4}, "steps": {"a": 10, "b": None}}
+
+
+def test_a_run_of_which_only_the_sent_parameters_are_known_does_not_differ_by_its_silence() -> None:
+    runs = [run("a", lr=1e-4, steps=10), run("b", whole=False, lr=2e-4)]
+    assert differing_parameters(runs) == {"lr": {"a": 1e-4, "b": 2e-4}}
+
+
+def test_metrics_are_the_finite_numbers_of_the_summaries_with_the_tokens_by_fate() -> None:
+    first = run("a", {"accuracy_after": 0.5, "recipe": "x", "flag": True, "bad": float("nan")})
+    second = run("b", {"accuracy_after": 0.75, "tokens": {"generated": 10, "trained": 8}})
+    assert scalar_metrics([first, second]) == {
+        "accuracy_after": {"a": 0.5, "b": 0.75},
+        "tokens_generated": {"a": None, "b": 10},
+        "tokens_trained": {"a": None, "b": 8},
+    }
+
+
+def test_the_page_stands_alone_and_shows_both_runs(pair: list[ComparedRun]) -> None:
+    page = render_comparison(pair)
+    assert "<script" not in page
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
+    assert page.count("<svg") >= 3
+    assert ">first<" in page.replace("</i>", "<")
+    assert "96\u202f%" in page or "97\u202f%" in page
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_better_number_is_marked_and_a_setting_is_not(pair: list[ComparedRun]) -> None:
+    faster = ComparedRun("fast", RunRecord(summary={"wall_seconds": 10, "reward_after": 0.5, "steps": 5}))
+    slower = ComparedRun("slow", RunRecord(summary={"wall_seconds": 20, "reward_after": 0.9, "steps": 6}))
+    page = render_comparison([faster, slower])
+    rows = {row.split("</th>")[0].rpartition(">")[2]: row for row in page.split("<tr>") if 'scope="row"' in row}
+    assert "<strong>10</strong>" in rows["wall seconds"]
+    assert "<strong>0.9</strong>" in rows["reward after"]
+    assert "<strong>" not in rows["steps"]
+
+
+def test_what_a_run_is_called_cannot_write_into_the_page() -> None:
+    page = render_comparison([run(HOSTILE, {"recipe": HOSTILE}, note=HOSTILE), run("b", note="x")])
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_runs_of_which_nothing_is_known_still_make_a_page() -> None:
+    page = render_comparison([run("a"), run("b")])
+    assert "No parameters are known" in page
+
+
+def test_the_page_is_written_whole(tmp_path: Path) -> None:
+    uri = str(tmp_path / "page.html")
+    assert write_comparison([run("a", lr=1), run("b", lr=2)], uri) == uri
+    assert storage.read_text(uri).rstrip().endswith("</html>")
