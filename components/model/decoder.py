@@ -5,14 +5,14 @@ reference policy. Activations are float32 whatever the dtype of the base.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from components.model import attention, platform
+from components.model import attention, platform, splash
 from components.model.architecture import Architecture
 from components.model.base import Base, Experts, Layer, Linear
 from components.model.cache import Cache, write
@@ -20,6 +20,7 @@ from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
 from components.model.quantise import Matrix, dense_beside, is_quantised, take_rows
 from components.model.sharding import ROWS, constrain
+from components.model.vocabulary import Blocks
 
 Table = tuple[Float[Array, "rows time 1 half"], Float[Array, "rows time 1 half"]]
 LocalTable = tuple[Float[Array, "rows time 1 local_half"], Float[Array, "rows time 1 local_half"]]
@@ -42,9 +43,8 @@ def forward(
     from 0 in each segment. With `remat` a gradient keeps one hidden state per layer and computes the rest again: a
     fifth of the memory for a sixth more time. Without a gradient it makes no difference.
     """
-    layer_function = functools.partial(_block, architecture)
-    block = platform.current().rematerialise(layer_function) if remat else layer_function
     masks = _packed_masks(architecture, positions, segments)
+    blocks = {window: _make_block(architecture, window, remat) for window in masks}
     tables = _tables(architecture, positions)
     x = _embed(architecture, base, tokens)
     second, entered = _second_embeddings(architecture, base, tokens, x), []
@@ -52,7 +52,8 @@ def forward(
         window, owner = architecture.windows[index], architecture.kv_owner(index)
         entered.append(x)
         lender = (base.layers[owner], _pairs(adapter, owner), entered[owner]) if owner != index else None
-        x = block(layer, _pairs(adapter, index), x, lender, second[index], tables[window is not None], masks[window])
+        table, mask = tables[window is not None], masks[window]
+        x = blocks[window](layer, _pairs(adapter, index), x, lender, second[index], table, mask, segments)
     return _norm(x, base.final_norm, architecture.norm_eps)
 
 
@@ -101,10 +102,24 @@ def logits(
 ) -> Float[Array, "*rows vocab"]:
     """Scores over the vocabulary, float32, the final soft cap included."""
     folded = hidden.reshape(-1, hidden.shape[-1])
-    scores = matmul(folded, base.embedding if base.head is None else base.head, True)
-    if architecture.final_softcap is not None:
-        scores = architecture.final_softcap * jnp.tanh(scores / architecture.final_softcap)
-    return scores.reshape(*hidden.shape[:-1], -1)
+    head = base.embedding if base.head is None else base.head
+    products = _products_by_block(folded, head) if is_quantised(head) else matmul(folded, head, True)
+    return soft_cap(products, architecture.final_softcap).reshape(*hidden.shape[:-1], -1)
+
+
+def soft_cap(scores: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Scores squeezed to less than `cap` either way, where there is one."""
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def _products_by_block(x: Float[Array, "rows d_model"], head: Matrix) -> Float[Array, "rows vocab"]:
+    """`x @ head.T`, with one block of the head as numbers at a time."""
+    blocks = Blocks.of(head)
+
+    def step(products: Float[Array, "rows vocab"], block: Int[Array, ""]) -> Float[Array, "rows vocab"]:
+        return blocks.put(products, matmul(x, blocks.take(head, block), True), block)
+
+    return blocks.over(step, jnp.zeros((len(x), blocks.rows)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -117,7 +132,7 @@ def matmul(x: Float[Array, "rows inputs"], weight: Matrix, transposed: bool = Fa
     """
     rows, weight = len(x), dense_beside(weight, x)
     short = max(0, platform.current().least_rows(weight.dtype) - rows)
-    return _contract(jnp.pad(x.astype(weight.dtype), ((0, short), (0, 0))), weight, 1, int(transposed))[:rows]
+    return contract(jnp.pad(x.astype(weight.dtype), ((0, short), (0, 0))), weight, 1, int(transposed))[:rows]
 
 
 def _matmul_forward(x: Array, weight: Matrix, transposed: bool) -> tuple[Array, tuple[Array, Matrix]]:
@@ -126,17 +141,18 @@ def _matmul_forward(x: Array, weight: Matrix, transposed: bool) -> tuple[Array, 
 
 def _matmul_backward(transposed: bool, saved: tuple[Array, Matrix], cotangent: Array) -> tuple[Array, Array | None]:
     x, weight = saved
-    to_x = _contract(cotangent.astype(weight.dtype), dense_beside(weight, cotangent), 1, 1 - int(transposed))
+    to_x = contract(cotangent.astype(weight.dtype), dense_beside(weight, cotangent), 1, 1 - int(transposed))
     if is_quantised(weight):
         return to_x, None
     left, right = (cotangent, x) if transposed else (x, cotangent)
-    return to_x, _contract(left, right, 0, 0).astype(weight.dtype)
+    return to_x, contract(left, right, 0, 0).astype(weight.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def _contract(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+def contract(left: Array, right: Array, left_axis: int, right_axis: int) -> Array:
+    """The product of two matrices along one axis of each, summed in float32."""
     dimensions = (((left_axis,), (right_axis,)), ((), ()))
     return lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
 
@@ -168,15 +184,22 @@ def _second_embeddings(
     return [both[:, :, index] for index in range(architecture.n_layers)]
 
 
+def _make_block(architecture: Architecture, window: int | None, remat: bool) -> Callable[..., Array]:
+    block = functools.partial(_block, architecture, window)
+    return platform.current().rematerialise(block) if remat else block
+
+
 def _block(
     architecture: Architecture,
+    window: int | None,
     layer: Layer,
     pairs: Pairs,
     x: Float[Array, "rows time d_model"],
     lender: tuple[Layer, Pairs, Float[Array, "rows time d_model"]] | None,
     second: Float[Array, "rows time width"] | None,
     table: Table,
-    mask: Bool[Array, "rows time time"],
+    mask: Bool[Array, "rows time time"] | None,
+    segments: Int[Array, "rows time"],
 ) -> Float[Array, "rows time d_model"]:
     """One layer over whole rows. A layer that borrows keys and values makes them again, from what their owner saw."""
     normed = _norm(x, layer.attention_norm, architecture.norm_eps)
@@ -187,7 +210,11 @@ def _block(
         owner, owner_pairs, entered = lender
         entered = _norm(entered, owner.attention_norm, architecture.norm_eps)
         keys, values = _keys_values(architecture, owner, owner_pairs, entered, table)
-    mixed = attention.attend(architecture, queries, keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3), mask)
+    if mask is None:
+        interpret = platform.current().packed_attention == "interpreted"
+        mixed = splash.attend(architecture, queries, keys, values, segments, window=window, interpret=interpret)
+    else:
+        mixed = attention.attend(architecture, queries, keys.transpose(0, 2, 3, 1), values.transpose(0, 2, 1, 3), mask)
     return _finish(architecture, layer, pairs, x, second, mixed)
 
 
@@ -313,8 +340,10 @@ def _tables(architecture: Architecture, positions: Int[Array, "rows time"]) -> t
 
 def _packed_masks(
     architecture: Architecture, positions: Int[Array, "rows time"], segments: Int[Array, "rows time"]
-) -> dict[int | None, Bool[Array, "rows time time"]]:
-    """One mask per kind of layer, by its window."""
+) -> Mapping[int | None, Bool[Array, "rows time time"] | None]:
+    """One mask per kind of layer, by its window; None where a kernel makes its own."""
+    if platform.current().packed_attention != "plain":
+        return dict.fromkeys(architecture.windows)
     distance = positions[:, :, None] - positions[:, None, :]
     seen = (distance >= 0) & (segments[:, :, None] == segments[:, None, :])
     return {window: _within(seen, distance, window) for window in set(architecture.windows)}

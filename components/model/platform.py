@@ -5,8 +5,9 @@ Everything else in this room is the same on a laptop and on an accelerator.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,14 @@ class Platform:
     `rematerialise`: what makes a function compute its insides again in the backward pass.
     `ragged_products`: whether rows sorted by expert are multiplied in one product. A CPU pads it for every expert: 64
     of them take 70 times as long as blocks of rows one after another.
+    `packed_attention`: what computes attention over packed rows. `splash` is a kernel for TPUs that never holds the
+    scores; `interpreted` is the same anywhere, slowly, for tests.
     """
 
     bfloat16_rows: int
     rematerialise: Callable[[Callable[..., Array]], Callable[..., Array]]
     ragged_products: bool
+    packed_attention: Literal["plain", "splash", "interpreted"] = "plain"
 
     def least_rows(self, dtype: DTypeLike) -> int:
         """To how many rows the left side of a product with a weight of this dtype is padded."""
@@ -37,7 +41,8 @@ class Platform:
 
 
 CPU = Platform(bfloat16_rows=4, rematerialise=rematerialise, ragged_products=False)
-ACCELERATOR = Platform(bfloat16_rows=1, rematerialise=jax.checkpoint, ragged_products=True)
+GPU = Platform(bfloat16_rows=1, rematerialise=jax.checkpoint, ragged_products=True)
+TPU = replace(GPU, packed_attention="splash")
 
 COMPILED = Path.home() / ".cache" / "headrace" / "compiled"
 
@@ -45,7 +50,7 @@ COMPILED = Path.home() / ".cache" / "headrace" / "compiled"
 @functools.cache
 def current() -> Platform:
     """The choices for the default backend."""
-    return CPU if jax.default_backend() == "cpu" else ACCELERATOR
+    return {"cpu": CPU, "tpu": TPU}.get(jax.default_backend(), GPU)
 
 
 def use_compilation_cache(folder: Path = COMPILED) -> None:

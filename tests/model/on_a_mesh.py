@@ -1,5 +1,6 @@
 """Claims about one model split over a mesh of eight devices; `test_sharding.py` starts them where there are eight."""
 
+import functools
 from pathlib import Path
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from components.model import splash
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.checkpoint_folder import write_checkpoint
@@ -138,6 +140,18 @@ def test_weights_are_gathered_and_rows_are_not(mesh):
     shared = hidden.lower(architecture, placed, split, mesh.split({"rows": rows})["rows"]).compile()
     assert shared.cost_analysis()["flops"] < 0.25 * alone.cost_analysis()["flops"]
     assert shared.output_shardings.spec[0] == "fsdp"
+
+
+def test_the_kernel_for_tpus_is_run_by_each_device_on_its_rows_and_heads(mesh):
+    architecture, _, _ = model("gemma2")
+    shapes = ((ROWS, 128, 8, 8), (ROWS, 128, 4, 8), (ROWS, 128, 4, 8))
+    operands = [jax.random.normal(jax.random.key(number), shape) for number, shape in enumerate(shapes)]
+    segments = jnp.ones((ROWS, 128), jnp.int32)
+    attend = quick_jit(functools.partial(splash.attend, architecture, window=None, interpret=True))
+    placed = [mesh.put(each, ("rows", None, "heads", None)) for each in operands]
+    found = attend(*placed, mesh.put(segments, ("rows", None)))
+    assert found.addressable_shards[0].data.shape[:3] == (4, 128, 2)
+    np.testing.assert_allclose(found, attend(*operands, segments), rtol=1e-5, atol=1e-6)
 
 
 def share_of_one_device(tree: Base) -> float:
