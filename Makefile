@@ -19,7 +19,7 @@ gsm8k: $(VENV)/.weights
 	$(BIN)/headrace run smollm2_gsm8k
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -14,7 +14,8 @@ hypothesis.settings.register_profile("headrace", deadline=None)
 hypothesis.settings.load_profile("headrace")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CACHE = REPOSITORY / ".cache" / "jax-tests"
+# A cache for each worker of pytest-xdist: a file of a shared one could be read while it is written.
+CACHE = REPOSITORY / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKER", "alone")
 
 # Before jax is imported, and for the processes that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
