@@ -617,5 +617,5 @@ def test_our_own_code_never_blocks_the_event_loop():
         return lag
 
     # What our code does, it does every time; a busy machine stalls us now and then.
-    assert any(asyncio.run(main()).worst_seconds < 0.05 for _ in range(20))
-    assert lag.blocked_by == {}
+    lags = (asyncio.run(main()) for _ in range(20))
+    assert any(lag.worst_seconds < 0.05 and lag.blocked_by == {} for lag in lags)
