@@ -1,4 +1,4 @@
-"""A recipe -> a finished run on this machine: the same pipeline as on a cluster, its steps as processes one by one."""
+"""A pipeline and its parameters -> a finished run on this machine: the same steps as on a cluster, as processes."""
 
 import contextlib
 import json
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from components.errors import ConfigError, HeadraceError, Problem, RunStoppedErr
 from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import REPORT, update_summary
-from components.training.resumable import refuse_changes
-from pipeline.compiling import pipeline_yaml, without_retries
+from pipeline.compiling import for_this_machine, pipeline_yaml
 from pipeline.processes import ended_together
 from pipeline.progress import Progress
 from pipeline.recipe import check_parameter_sizes, load_recipe
+from pipeline.run_folders import make_run_folder, old_run_folder
 
 OUTPUTS = ("adapter", "merged")
 """What the export step writes, linked at the top of the run folder."""
@@ -49,11 +48,6 @@ FIGURES = (
 
 
 LOG = "log.txt"
-
-RECIPE = "recipe.json"
-"""What the first step wrote down of the recipe."""
-
-
 RUN_LOCK = "run.lock"
 
 STOP_SECONDS = 30.0
@@ -90,66 +84,48 @@ def run_locally(
     resume: Path | None = None,
     pipeline: str | None = None,
 ) -> LocalRun:
-    """Run every step and gather the figures; progress goes to standard error.
+    """Run every step of the post-training pipeline and gather the figures; progress goes to standard error.
 
     `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from
     its newest checkpoint; `pipeline` is a compiled pipeline (default: this version's own). The current folder is on the
     import path of every step. Raises StepFailedError with the failed step's own message.
     """
-    arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {}))}
-    check_parameter_sizes(arguments)
-    _refuse_shadowing(Path.cwd())
-    if resume is None:
-        folder = make_run_folder(runs, name)
-    else:
-        given = dict(overrides or {}) | ({"seed": seed} if seed >= 0 else {})
-        folder = old_run_folder(resume, dump(load_recipe(recipe, given)))
-    pipeline_component = load_component_from_text(without_retries(pipeline or pipeline_yaml()))
-    started = time.monotonic()
-    with storage.sole_process(folder / RUN_LOCK, patience=STOP_SECONDS, on_wait=say), _step_environment(Path.cwd()):
-        say(f"run folder: {folder}")
-        _run(pipeline_component, {**arguments, "seed": seed, "run_root": str(folder)}, folder)
-    _link_outputs(folder)
-    summary = update_summary(
-        str(folder),
-        {
-            "run_dir": str(folder),
-            "wall_seconds": round(time.monotonic() - started, 2),
-            "peak_memory_gib": round(peak_memory_gib(), 3),
-            "report_html": str(folder / REPORT),
-            **{f"{name}_dir": str(folder / name) for name in OUTPUTS},
-        },
-    )
+    arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": seed}
+    given = dict(overrides or {}) | ({"seed": seed} if seed >= 0 else {})
+    old = old_run_folder(resume, dump(load_recipe(recipe, given))) if resume else None
+    folder, summary = run_pipeline(pipeline or pipeline_yaml(), arguments, name=name, runs=runs, folder=old)
+    made = {f"{name}_dir": str(folder / name) if _link_output(folder, name) else None for name in OUTPUTS}
+    summary = update_summary(str(folder), {**summary, "report_html": str(folder / REPORT), **made})
     write_report(str(folder))
     return LocalRun(folder, summary, _figures(summary))
 
 
-def make_run_folder(runs: Path, name: str) -> Path:
-    """Make `runs/<name>-<UTC time>-<n>`; of several runs that start in one second each gets its own."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    runs.mkdir(parents=True, exist_ok=True)
-    for number in range(1, 1000):
-        folder = runs.resolve() / f"{name}-{stamp}-{number}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        storage.claim_folder(folder, f"process {os.getpid()}, started {stamp}")
-        return folder
-    raise ConfigError(Problem("runs", str(runs), f"already holds 999 runs of {name} that started at {stamp}"))
+def run_pipeline(
+    pipeline: str, arguments: Mapping[str, Any], *, name: str, runs: Path, folder: Path | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Run a compiled pipeline with these parameters; gives the run's folder and what it cost.
 
-
-def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
-    """The folder of a run that was made here by this recipe (`dump` of it).
-
-    Raises ConfigError for any other folder, and for each key that must not change, before anything is written.
+    A new folder is made below `runs`, named after `name`, unless `folder` is given. Raises StepFailedError.
     """
-    if not (folder / storage.OWN_MARKER).is_file():
-        raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
-    record = folder / RECIPE
-    if record.is_file():
-        refuse_changes(json.loads(record.read_text())["recipe"], recipe)
-    return folder.resolve()
+    check_parameter_sizes({key: value for key, value in arguments.items() if isinstance(value, str)})
+    _refuse_shadowing(Path.cwd())
+    folder = folder or make_run_folder(runs, name)
+    component = load_component_from_text(for_this_machine(pipeline))
+    started = time.monotonic()
+    with storage.sole_process(folder / RUN_LOCK, patience=STOP_SECONDS, on_wait=say), _step_environment(Path.cwd()):
+        say(f"run folder: {folder}")
+        _run(component, {**arguments, "run_root": str(folder)}, folder)
+    return folder, {
+        "run_dir": str(folder),
+        "wall_seconds": round(time.monotonic() - started, 2),
+        "peak_memory_gib": round(peak_memory_gib(), 3),
+    }
+
+
+def output_of(folder: Path, step: str, name: str) -> Path | None:
+    """Where the newest try of a step has put an output; None where it never ran."""
+    found = sorted((folder / "steps").glob(f"*/{step}/{name}"))
+    return found[-1] if found else None
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,10 +197,10 @@ def _refuse_shadowing(folder: Path) -> None:
             raise ConfigError(Problem("current folder", str(folder), message))
 
 
-def _link_outputs(folder: Path) -> None:
-    """Put the outputs that a person looks for at the top of the run folder; kfp keeps them by pipeline and step."""
-    for name in OUTPUTS:
-        found = sorted((folder / "steps").glob(f"*/export/{name}"))
-        if found:
-            (folder / name).unlink(missing_ok=True)
-            (folder / name).symlink_to(found[-1].relative_to(folder))
+def _link_output(folder: Path, name: str) -> bool:
+    """Put an output that a person looks for at the top of the run folder; kfp keeps them by pipeline and step."""
+    found = output_of(folder, "export", name)
+    if found is not None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(found.relative_to(folder))
+    return found is not None

@@ -1,56 +1,77 @@
-"""Wiring: resolve_recipe -> prepare_data -> init_model -> train -> evaluate -> export. No logic of its own.
-
-Caching is off everywhere: the cache's key knows neither the user's module nor the files that a recipe names, and a step
-that is cheap enough to repeat is not worth a wrong hit.
-"""
+"""resolve_recipe -> prepare_data -> init_model -> train -> evaluate -> gate -> export -> promote, then finish_run."""
 
 from kfp import dsl
 
-from components.steps.evaluate import evaluate
 from components.steps.export import export
-from components.steps.init_model import init_model
-from components.steps.prepare_data import prepare_data
-from components.steps.train import train
-from pipeline.resolve import resolve_recipe
+from components.steps.gate import gate
+from components.steps.promote import promote
+from pipeline.wiring import evaluated, exit_task, prepared, resolved, trained, uncached
 
 
-@dsl.pipeline(name="post-training", description="Post-train an agent with an adapter, evaluate it, export it.")
-def post_training(recipe: str, overrides: str = "", seed: int = -1, run_root: str = "") -> None:
-    """`recipe` is a shipped name, a path or a gs:// URI; `overrides` JSON of paths to values; -1 is the recipe's seed.
+@dsl.pipeline(name="post-training")
+def post_training(
+    recipe: str,
+    model: str = "",
+    data: str = "",
+    objective: str = "",
+    steps: int = -1,
+    learning_rate: float = -1.0,
+    seed: int = -1,
+    accelerator: str = "",
+    topology: str = "",
+    parent: str = "",
+    overrides: str = "",
+    run_root: str = "",
+) -> None:
+    """Post-train an agent with an adapter, evaluate it before and after, and promote it where it is better for certain.
 
-    `run_root` is the folder for live files; when empty, one below the first step's output.
+    An empty text, or -1, leaves a value to the recipe. The first step checks everything within seconds.
+
+    Args:
+        recipe: A shipped recipe's name, a path, or a gs:// URI.
+        model: The base: a Hugging Face folder, a GGUF file, or package:NAME (init_model.source).
+        data: A folder or gs:// URI for environments that read data (environment.options.data); newest:PREFIX is the
+            newest folder below PREFIX, and a run that finds none ends early.
+        objective: A preset such as grpo, dapo or gspo (train.objective.preset).
+        steps: Optimizer steps (train.steps).
+        learning_rate: The highest that the schedule reaches (train.optimizer.learning_rate).
+        seed: One number that all randomness of the run is made from.
+        accelerator: cpu, or a TPU type such as v5e (platform.accelerator).
+        topology: How the TPU's chips are wired, such as 2x4 (platform.topology).
+        parent: The adapter to start from: a PEFT directory, local or gs://, or latest-promoted.
+        overrides: JSON that replaces any other value of the recipe, such as {"train.rollout.group_size": 16}.
+        run_root: A folder for this run's live files; when empty, one of its own beside the pipeline's other runs.
     """
-    resolved = resolve_recipe(recipe=recipe, overrides=overrides, seed=seed, run_root=run_root)
-    shared = {"environment": resolved.outputs["environment"], "seed": resolved.outputs["seed"]}
-    run_folder = resolved.outputs["run_folder"]
-    prepared = prepare_data(section=resolved.outputs["prepare_data"], **shared)
-    tasks = prepared.outputs["tasks"]
-    started = init_model(section=resolved.outputs["init_model"], tasks=tasks, **shared)
-    base = started.outputs["base"]
-    trained = train(
-        section=resolved.outputs["train"],
-        run_folder=run_folder,
-        tasks=tasks,
-        base=base,
-        adapter=started.outputs["adapter"],
-        **shared,
-    )
-    evaluated = evaluate(
-        section=resolved.outputs["evaluate"],
-        run_folder=run_folder,
-        tasks=tasks,
-        base=base,
-        trained=trained.outputs["trained"],
-        **shared,
-    )
-    exported = export(
-        section=resolved.outputs["export"],
-        run_folder=run_folder,
-        tasks=tasks,
-        base=base,
-        trained=trained.outputs["trained"],
-    ).after(evaluated)
-    for task in (resolved, prepared, started, trained, evaluated, exported):
-        task.set_caching_options(False)
-    # The engine counts backoff_max_duration from the first attempt's start: its default, an hour, kills a long run.
-    trained.set_retry(num_retries=3, backoff_duration="60s", backoff_factor=2, backoff_max_duration="14d")
+    with dsl.ExitHandler(exit_task(run_root), name="run"):
+        first = resolved(
+            recipe=recipe,
+            model=model,
+            data=data,
+            objective=objective,
+            steps=steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            accelerator=accelerator,
+            topology=topology,
+            parent=parent,
+            overrides=overrides,
+            run_root=run_root,
+        )
+        with dsl.If(first.outputs["proceed"] == "yes", name="there is data"):
+            tasks, start = prepared(first)
+            better = trained(first, tasks, start).outputs["trained"]
+            score = evaluated(first, tasks, start, better, start=start.outputs["adapter"])
+            where = {"run_folder": first.outputs["run_folder"]}
+            verdict = gate(section=first.outputs["gate"], promotion=first.outputs["promote"], **where)
+            uncached(verdict).after(score)
+            with dsl.If(verdict.outputs["decision"] != "stop", name="export"):
+                exported = export(
+                    section=first.outputs["export"],
+                    tasks=tasks.outputs["tasks"],
+                    base=start.outputs["base"],
+                    trained=better,
+                    **where,
+                )
+                uncached(exported)
+                with dsl.If(verdict.outputs["decision"] == "promote", name="promote"):
+                    uncached(promote(section=first.outputs["promote"], adapter=exported.outputs["adapter"], **where))

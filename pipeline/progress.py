@@ -33,6 +33,7 @@ class Progress(io.TextIOBase):
         self._rest = ""
         self._shown = False
         self._output: list[str] = []
+        self._failed_output: list[str] = []
 
     def writable(self) -> bool:
         """It is a stream to write to."""
@@ -50,11 +51,12 @@ class Progress(io.TextIOBase):
 
     def error_of_failed_step(self) -> str:
         """The failed step's own message: the end of its last traceback. One that left none was ended from outside."""
-        starts = [number for number, line in enumerate(self._output) if line.startswith("Traceback (")]
+        output = self._failed_output
+        starts = [number for number, line in enumerate(output) if line.startswith("Traceback (")]
         if not starts:
-            last = "".join(f"\n  {line}" for line in self._output[-5:]) or " nothing"
+            last = "".join(f"\n  {line}" for line in output[-5:]) or " nothing"
             return f"the step ended without an error of its own: killed, or out of memory? It last said:{last}"
-        tail = self._output[starts[-1] + 1 :]
+        tail = output[starts[-1] + 1 :]
         found = next((number for number, line in enumerate(tail) if _ERROR.match(line)), 0)
         return re.sub(r"^[\w.]*\.(?=\w+(?:: |$))", "", "\n".join(tail[found:]).strip())
 
@@ -73,9 +75,11 @@ class Progress(io.TextIOBase):
         elif text.startswith("Streamed logs"):
             self._shown = True
         elif ended := _ENDED.search(text):
-            if ended["status"] != "SUCCESS":
-                self.failed_step = self.step
-            self._show(f"   {self._clock() - self._started:.1f} s{'' if self.failed_step is None else ', failed'}")
+            failed = ended["status"] != "SUCCESS"
+            # What still runs after a failure is the exit handler.
+            if failed and self.failed_step is None:
+                self.failed_step, self._failed_output = self.step, self._output
+            self._show(f"   {self._clock() - self._started:.1f} s{', failed' if failed else ''}")
             self.step = None
 
     def _step_line(self, line: str) -> None:

@@ -19,8 +19,11 @@ from pydantic import Field
 from components import storage
 from components.config import config, dump, load
 from components.errors import ConfigError, Problem
+from components.evaluation.gate import GateConfig
 from components.evaluation.run import EvaluateConfig
+from components.export.promotion import PromoteConfig
 from components.export.run import ExportConfig
+from components.launcher.platform import PlatformConfig
 from components.rollout.player import EnvironmentConfig
 from components.rollout.prepare import PrepareConfig
 from components.training.initialise import InitConfig
@@ -33,19 +36,38 @@ MAX_PARAMETER = 10_000
 
 @config
 class Recipe:
-    """All that a run is made of. `environment` is shared by preparation, training and evaluation."""
+    """All that a run is made of. `environment` is shared by preparation, training and evaluation.
+
+    `parent` is the adapter to start from: a PEFT directory, local or gs://, or `latest-promoted` for the one that is
+    promoted when the run starts (a fresh one where none is yet). `init_model.lora` then describes the fresh one only.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     environment: EnvironmentConfig
     init_model: InitConfig
     train: TrainConfig
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    parent: str | None = None
     prepare_data: PrepareConfig = PrepareConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    gate: GateConfig = GateConfig()
     export: ExportConfig = ExportConfig()
+    promote: PromoteConfig = PromoteConfig()
+    platform: PlatformConfig = PlatformConfig()
+
+    def __post_init__(self) -> None:
+        if self.parent is not None and self.init_model.adapter is not None:
+            message = (
+                f"so does init_model.adapter ({self.init_model.adapter}) name what to start from; give one of both"
+            )
+            raise ConfigError(Problem("parent", self.parent, message))
+        measured = self.evaluate.measure_names()
+        if self.gate.measure not in measured:
+            message = f"is nothing that the evaluation measures: {', '.join(measured)}"
+            raise ConfigError(Problem("gate.measure", self.gate.measure, message))
 
 
-SECTIONS = ("environment", "prepare_data", "init_model", "train", "evaluate", "export")
+SECTIONS = ("environment", "prepare_data", "init_model", "train", "evaluate", "gate", "export", "promote", "platform")
 
 
 def shipped_recipes() -> list[str]:

@@ -1,4 +1,4 @@
-"""Door: the base and the trained adapter -> scores with intervals, all scalars of the run, and its page."""
+"""Door: an adapter before and after training -> scores with intervals, all scalars of the run, and its page."""
 
 from kfp import dsl
 
@@ -15,20 +15,23 @@ def evaluate(
     base: dsl.Input[dsl.Model],
     trained: dsl.Input[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
+    tool_use: dsl.Output[dsl.ClassificationMetrics],
     report: dsl.Output[dsl.HTML],
+    start: dsl.Input[dsl.Model] = None,
 ) -> None:
-    """Score the base against the trained policy on unseen tasks."""
+    """Score unseen tasks before and after: `start` (the bare base, where there is none) against `trained`."""
     from components.evaluation.run import evaluate
 
-    metrics.metadata.update(
-        evaluate(
-            section=section,
-            environment=environment,
-            seed=seed,
-            run_folder=run_folder,
-            tasks=tasks.path,
-            base=base.path,
-            trained=trained.path,
-            report=report.path,
-        )
+    found = evaluate(
+        section=section,
+        environment=environment,
+        seed=seed,
+        run_folder=run_folder,
+        tasks=tasks.path,
+        base=base.path,
+        start=start.path if start else "",
+        trained=trained.path,
+        report=report.path,
     )
+    metrics.metadata.update(found.scalars)
+    tool_use.log_confusion_matrix(found.categories, found.tool_use)

@@ -1,4 +1,4 @@
-"""Door: a checkpoint, or nothing -> a frozen base and a fresh adapter on it."""
+"""Door: a checkpoint, or nothing -> a frozen base and the adapter that training starts from."""
 
 from kfp import dsl
 
@@ -10,18 +10,20 @@ def init_model(
     section: str,
     environment: str,
     seed: int,
+    run_folder: str,
     tasks: dsl.Input[dsl.Dataset],
     base: dsl.Output[dsl.Model],
     adapter: dsl.Output[dsl.Model],
 ) -> None:
-    """Find or make the base, and make the adapter that training starts from."""
-    from components.training.initialise import initialise
+    """Find or make the base, and make or fetch the adapter that training starts from."""
+    from components.steps.work import init_model
 
     base.metadata.update(
-        initialise(
+        init_model(
             section=section,
             environment=environment,
             seed=seed,
+            run_folder=run_folder,
             tasks=tasks.path,
             base=base.path,
             adapter=adapter.path,

@@ -6,8 +6,10 @@ from components.steps.image import RUNTIME_IMAGE
 
 
 @dsl.component(base_image=RUNTIME_IMAGE, install_kfp_package=False)
-def prepare_data(section: str, environment: str, seed: int, tasks: dsl.Output[dsl.Dataset]) -> None:
+def prepare_data(section: str, environment: str, seed: int, run_folder: str, tasks: dsl.Output[dsl.Dataset]) -> None:
     """Write the tasks of training and evaluation, checked and counted."""
-    from components.rollout.prepare import write_tasks
+    from components.steps.work import prepare_data
 
-    tasks.metadata.update(write_tasks(section=section, environment=environment, seed=seed, folder=tasks.path))
+    tasks.metadata.update(
+        prepare_data(section=section, environment=environment, seed=seed, run_folder=run_folder, folder=tasks.path)
+    )

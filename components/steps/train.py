@@ -1,4 +1,4 @@
-"""Door: tasks, a base and an adapter -> a better adapter."""
+"""Door: tasks, a base and an adapter -> a better adapter, trained in this pod or by a JobSet that it starts."""
 
 from kfp import dsl
 
@@ -9,23 +9,27 @@ from components.steps.image import RUNTIME_IMAGE
 def train(
     section: str,
     environment: str,
+    platform: str,
     seed: int,
     run_folder: str,
+    job_owner: str,
     tasks: dsl.Input[dsl.Dataset],
     base: dsl.Input[dsl.Model],
     adapter: dsl.Input[dsl.Model],
     trained: dsl.Output[dsl.Model],
 ) -> None:
     """Post-train the adapter; metrics and checkpoints appear in the run folder while it goes on."""
-    from components.training.run import train
+    from components.steps.work import train
 
     train(
         section=section,
         environment=environment,
+        platform=platform,
         seed=seed,
         run_folder=run_folder,
-        tasks=tasks.path,
-        base=base.path,
-        adapter=adapter.path,
-        trained=trained.path,
+        job_owner=job_owner,
+        tasks=tasks,
+        base=base,
+        adapter=adapter,
+        trained=trained,
     )

@@ -8,8 +8,9 @@ import pytest
 from components.config import dump
 from pipeline.cli import main
 from pipeline.commands.compiling import COMPILED
-from pipeline.local import StepFailedError, make_run_folder
+from pipeline.local import StepFailedError
 from pipeline.recipe import load_recipe
+from pipeline.run_folders import make_run_folder
 
 
 def test_doctor_prints_one_object_with_the_keys_of_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +45,7 @@ def test_doctor_says_it_to_people_too(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_compile_writes_the_committed_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "pipeline.yaml"
-    assert main(["compile", "-o", str(target)]) == 0
+    assert main(["compile", "post_training", "-o", str(target)]) == 0
     assert capsys.readouterr().out == f"{target}\n"
     assert target.read_bytes() == COMPILED.read_bytes()
 
@@ -81,12 +82,12 @@ def test_a_resume_with_other_settings_names_them_and_changes_nothing(
 ) -> None:
     folder = make_run_folder(tmp_path, "smoke")
     record = json.dumps({"recipe": dump(load_recipe("smoke"))})
-    (folder / "recipe.json").write_text(record)
+    (folder / "manifest.json").write_text(record)
     assert main(["run", "smoke", "--resume", str(folder), "--set", "train.packing.rows=9"]) == 2
     said = capsys.readouterr().err
     assert "train.packing.rows: the run was started with 64" in said
     assert "Traceback" not in said
-    assert (folder / "recipe.json").read_text() == record
+    assert (folder / "manifest.json").read_text() == record
 
 
 def test_a_report_of_what_is_no_run_is_refused_and_nothing_is_made(
@@ -98,5 +99,5 @@ def test_a_report_of_what_is_no_run_is_refused_and_nothing_is_made(
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", "-o", str(tmp_path / "missing" / "x.yaml")]) == 2
+    assert main(["compile", "sweep", "-o", str(tmp_path / "missing" / "x.yaml")]) == 2
     assert "No such file or directory" in capsys.readouterr().err

@@ -13,7 +13,8 @@ import pytest
 from components import storage
 from components.errors import ConfigError
 from pipeline.commands.compiling import COMPILED
-from pipeline.local import LocalRun, StepFailedError, make_run_folder, old_run_folder, run_locally
+from pipeline.local import LocalRun, StepFailedError, run_locally
+from pipeline.run_folders import make_run_folder, old_run_folder
 
 FIGURES = [
     "run_dir",
@@ -82,7 +83,8 @@ def test_the_committed_pipeline_runs_to_its_end_with_an_environment_of_the_user(
     printed = capsys.readouterr()
     assert printed.out == ""
     steps = [line.removeprefix("== ") for line in printed.err.splitlines() if line.startswith("== ")]
-    assert steps == ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate", "export"]
+    learnt = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate"]
+    assert steps == [*learnt, "gate", "export", "finish-run"]
     assert "step 2/2" in printed.err
 
     figures = finished.figures
@@ -98,7 +100,7 @@ def test_the_committed_pipeline_runs_to_its_end_with_an_environment_of_the_user(
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     assert (folder / "merged" / "model.safetensors").is_file()
     assert json.loads((folder / "summary.json").read_text())["environment"] == "my_module:Mine"
-    assert json.loads((folder / "recipe.json").read_text())["recipe"]["seed"] == 7
+    assert json.loads((folder / "manifest.json").read_text())["recipe"]["seed"] == 7
     outputs = [json.loads(path.read_text()) for path in (folder / "steps").glob("*/evaluate/executor_output.json")]
     metrics = outputs[0]["artifacts"]["metrics"]["artifacts"][0]["metadata"]
     assert metrics["accuracy_after"] == figures["accuracy_after"]
@@ -143,7 +145,7 @@ def test_only_a_run_that_was_made_here_is_gone_on_with(tmp_path: Path) -> None:
 
 def test_a_run_is_gone_on_with_by_the_very_recipe_that_started_it(tmp_path: Path) -> None:
     folder = make_run_folder(tmp_path, "mine")
-    (folder / "recipe.json").write_text(json.dumps({"recipe": {"seed": 1, "train": {"steps": 2, "x": None}}}))
+    (folder / "manifest.json").write_text(json.dumps({"recipe": {"seed": 1, "train": {"steps": 2, "x": None}}}))
     assert old_run_folder(folder, {"seed": 1, "train": {"steps": 2, "x": None}}) == folder
     with pytest.raises(ConfigError) as caught:
         old_run_folder(folder, {"seed": 2, "train": {"steps": 3, "x": None}})

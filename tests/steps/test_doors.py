@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 STEPS = Path(__file__).resolve().parents[2] / "components" / "steps"
-DOORS = sorted(path for path in STEPS.glob("*.py") if path.stem not in ("__init__", "image"))
-RESOLVE = Path(__file__).resolve().parents[2] / "pipeline" / "resolve.py"
+OF_STEPS = sorted(path for path in STEPS.glob("*.py") if path.stem not in ("__init__", "image", "work"))
+OF_PIPELINES = [STEPS.parents[1] / "pipeline" / f"{name}.py" for name in ("compare", "finish", "resolve")]
+DOORS = [*OF_STEPS, *OF_PIPELINES]
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -21,10 +22,10 @@ def door_of(path: Path) -> ast.FunctionDef:
 
 
 def test_the_steps_are_those_of_the_pipeline() -> None:
-    assert names(DOORS) == ["evaluate", "export", "init_model", "prepare_data", "train"]
+    assert names(OF_STEPS) == ["evaluate", "export", "gate", "init_model", "prepare_data", "promote", "train"]
 
 
-@pytest.mark.parametrize("path", [*DOORS, RESOLVE], ids=names([*DOORS, RESOLVE]))
+@pytest.mark.parametrize("path", DOORS, ids=names(DOORS))
 def test_a_door_is_a_docstring_one_import_and_one_call(path: Path) -> None:
     door = door_of(path)
     docstring, imported, *calls = door.body
@@ -35,11 +36,12 @@ def test_a_door_is_a_docstring_one_import_and_one_call(path: Path) -> None:
     room = imported.names[0].name
     called = [node.func.id for node in ast.walk(door) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     assert called.count(room) == 1
-    # Export has two outputs to describe; no other door says more than its call.
-    assert len(calls) == (2 if path.stem == "export" else 1)
+    # What else there may be hands the answer on to the outputs.
+    assert len(calls) <= 3
+    assert all(isinstance(statement, ast.Expr | ast.Assign | ast.Return) for statement in calls)
 
 
-@pytest.mark.parametrize("path", [*DOORS, RESOLVE], ids=names([*DOORS, RESOLVE]))
+@pytest.mark.parametrize("path", DOORS, ids=names(DOORS))
 def test_a_door_imports_nothing_heavy_and_no_postponed_annotations(path: Path) -> None:
     imported = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in imported}

@@ -1,0 +1,75 @@
+"""What the doors call: the work of a step, and a record of it in the run's folder, which the manifest is made from."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from components.export.promotion import fingerprint_of
+from components.rollout.prepare import SPLITS, write_tasks
+from components.telemetry.run_files import update_summary
+
+
+@runtime_checkable
+class Artifact(Protocol):
+    """An artifact as a door has it: where it is in this pod, and where everybody finds it."""
+
+    path: str
+    uri: str
+
+
+def prepare_data(*, section: str, environment: str, seed: int, run_folder: str, folder: str) -> dict[str, Any]:
+    """Write the tasks; gives and records their numbers and the hash of their content."""
+    facts = write_tasks(section=section, environment=environment, seed=seed, folder=folder)
+    facts["sha256"] = content_hash(folder)
+    update_summary(run_folder, {"data": facts})
+    return facts
+
+
+def init_model(
+    *, section: str, environment: str, seed: int, run_folder: str, tasks: str, base: str, adapter: str
+) -> dict[str, Any]:
+    """Make base and adapter; gives and records what they are."""
+    from components.training.initialise import initialise  # with it comes jax
+
+    facts = initialise(section=section, environment=environment, seed=seed, tasks=tasks, base=base, adapter=adapter) | {
+        "adapter_fingerprint": fingerprint_of(adapter)
+    }
+    update_summary(run_folder, {"base": facts})
+    return facts
+
+
+def content_hash(folder: Path | str) -> str:
+    """SHA-256 over the tasks of both splits, as `write_tasks` wrote them."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        content = Path(folder, f"{split}.jsonl").read_bytes()
+        digest.update(f"{split} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def train(
+    *,
+    section: str,
+    environment: str,
+    platform: str,
+    seed: int,
+    run_folder: str,
+    job_owner: str,
+    tasks: Artifact,
+    base: Artifact,
+    adapter: Artifact,
+    trained: Artifact,
+) -> None:
+    """Train in this process."""
+    from components.training.run import train as train_here  # with it comes jax
+
+    train_here(
+        section=section,
+        environment=environment,
+        seed=seed,
+        run_folder=run_folder,
+        tasks=tasks.path,
+        base=base.path,
+        adapter=adapter.path,
+        trained=trained.path,
+    )

@@ -1,0 +1,42 @@
+"""Folders of runs on this machine: a new one that is this run's alone, or an old one that may be gone on with."""
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.errors import ConfigError, Problem
+from components.training.resumable import FREE, refuse_changes
+from pipeline import manifest as manifests
+
+AFTER_TRAINING = ("evaluate", "gate", "export", "promote", "platform")
+"""Sections that say what becomes of a trained adapter, and where: they may change when a run is gone on with."""
+
+
+def make_run_folder(runs: Path, name: str) -> Path:
+    """Make `runs/<name>-<UTC time>-<n>`; of several runs that start in one second each gets its own."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        folder = runs.resolve() / f"{name}-{stamp}-{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        storage.claim_folder(folder, f"process {os.getpid()}, started {stamp}")
+        return folder
+    raise ConfigError(Problem("runs", str(runs), f"already holds 999 runs of {name} that started at {stamp}"))
+
+
+def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
+    """The folder of a run that was made here by this recipe (`dump` of it).
+
+    Raises ConfigError for any other folder, and for each key that must not change, before anything is written.
+    """
+    if not (folder / storage.OWN_MARKER).is_file():
+        raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
+    if (folder / manifests.MANIFEST).is_file():
+        refuse_changes(manifests.read(str(folder))["recipe"], recipe, (*FREE, *AFTER_TRAINING))
+    return folder.resolve()
