@@ -1,6 +1,7 @@
 """The way that infra/README.md describes: what it names exists, and its examples are valid."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ import hcl2
 from components.config import load
 from components.launcher.platform import PlatformConfig
 from components.launcher.tpu import slice_of
+from containers import build as containers_build
+from pipeline import cli
+from pipeline.connection import Connection
 from tests.infra import terraform
 from tests.infra.objects import invalid, loose_images, read, remote_names, undefined_names
 
@@ -109,3 +113,18 @@ def test_the_pod_of_the_example_is_one_that_the_sandbox_lets_in() -> None:
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_the_house_s_commands_are_as_they_are_written() -> None:
+    """Each is taken apart by the command line's own parser; `$IMAGE` and RUN stand for an image and an id."""
+    written = re.findall(r"^\.venv/bin/headrace ([^#\n]+)", COMMANDS, flags=re.MULTILINE)
+    names = {command.name for command in cli.COMMANDS}
+    parsed = [cli._parser().parse_args(shlex.split(each)) for each in written]
+    assert {each.split()[0] for each in written} == {"compile", "submit", "doctor", "schedule", "compare"} <= names
+    assert all(callable(each.command) for each in parsed)
+    options = containers_build._parser().parse_args(["runtime", "--accelerator", "tpu", "--push", "a/b:1"])
+    assert "containers.build runtime --accelerator tpu \\\n  --push" in COMMANDS
+    assert options.accelerator == "tpu"
+    (connection,) = re.findall(r"cat > cluster.yaml <<EOF\n(.*?)EOF", COMMANDS, flags=re.DOTALL)
+    values = yaml.safe_load(re.sub(r"\$\(.*?\)", "gs://bucket/runs", connection).replace("$IMAGE", "a/b:1"))
+    assert load(Connection, values).pipeline_root == "gs://bucket/runs"
