@@ -38,6 +38,7 @@ def evaluation(
             tasks=tasks,
             seed=seed,
             parent=adapter,
+            parent_is_needed=True,
             overrides=overrides,
             run_root=run_root,
         )

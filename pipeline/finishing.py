@@ -6,14 +6,13 @@ nothing about a decision.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 from components import storage
 from components.telemetry.progress import say
 from components.telemetry.run_files import RunRecord, read_run
 from pipeline import manifest as manifests
-from pipeline.start import folder_of, from_record, job_owner, mark_seen
+from pipeline.start import TRIALS, folder_of, from_record, job_owner, mark_seen
 
 TASK = "train"
 """The step whose job a JobSet may run."""
@@ -63,7 +62,15 @@ def _manifest_of(folder: str) -> dict[str, Any]:
 def _outcome(run: RunRecord, error: str) -> str:
     if error:
         return f"**Failed.** {error}"
-    return f"**{str(run.summary.get('promotion', 'The run has come to no decision')).capitalize()}**"
+    found = run.summary.get("promotion") or run.summary.get("outcome") or _scored(run)
+    return f"**{found[:1].upper()}{found[1:]}**"
+
+
+def _scored(run: RunRecord) -> str:
+    if not run.measures:
+        return "nothing was decided"
+    first = run.measures[0]
+    return f"{first['name']} {first['before']['value']:.3f} before, {first['after']['value']:.3f} after"
 
 
 def _facts(run: RunRecord, manifest: Mapping[str, Any], folder: str) -> Iterator[tuple[str, Any]]:
@@ -99,9 +106,8 @@ def _interval(difference: Mapping[str, Any]) -> str:
 
 
 def _delete_jobs(folder: str, run_id: str) -> None:
-    trials = {PurePosixPath(file.removeprefix(f"{folder}/trials/")).parts[0] for file in _trial_manifests(folder)}
-    for trial in ("", *sorted(trials)):
-        record = _manifest_of(storage.join(folder, "trials", trial) if trial else folder)
+    for trial in ("", *_trials(folder)):
+        record = _manifest_of(storage.join(folder, TRIALS, trial) if trial else folder)
         platform = record.get("exact", {}).get("platform", {})
         if platform.get("launcher") == "jobset":
             _delete_job(job_owner(run_id, trial), platform["namespace"])
@@ -114,6 +120,8 @@ def _delete_job(owner: str, namespace: str) -> None:
         say(f"the JobSet of {owner} was still there, and is deleted")
 
 
-def _trial_manifests(folder: str) -> list[str]:
-    files = storage.list_files(storage.join(folder, "trials"))
-    return [file for file in files if file.endswith(f"/{manifests.MANIFEST}")]
+def _trials(folder: str) -> list[str]:
+    below = storage.join(folder, TRIALS)
+    ends = f"/{manifests.MANIFEST}"
+    files = [file.removeprefix(f"{below}/") for file in storage.list_files(below)]
+    return sorted(file.removesuffix(ends) for file in files if file.endswith(ends) and file.count("/") == 1)

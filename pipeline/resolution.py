@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from components import storage
 from components.algorithms.objective import Objective
 from components.config import dump
-from components.errors import ConfigError
+from components.errors import ConfigError, Problem
 from components.launcher.platform import TPU_RESOURCE, step_settings
 from components.model.lora import LoraConfig
 from components.telemetry.progress import say
@@ -60,6 +60,7 @@ def resolve(
     recipe: str,
     overrides: str,
     parameters: Mapping[str, Value],
+    parent_is_needed: bool,
     trial: Mapping[str, Any],
     run_root: str,
     run_id: str,
@@ -76,6 +77,9 @@ def resolve(
     loaded = _loaded(recipe, settings, parameters)
     run_folder = starts.folder_of(run_root, run_id, manifest_uri, trial_name(trial))
     start = manifests.start_of(run_folder) or _found(loaded, run_folder)
+    if parent_is_needed and start.parent is None:
+        message = f"nothing is promoted at {start.promotion_root}; name an adapter"
+        raise ConfigError(Problem("adapter", loaded.parent, message))
     exact = applied(loaded, start)
     problems = examine(exact)
     if problems:

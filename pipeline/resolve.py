@@ -25,6 +25,7 @@ def resolve_recipe(
     topology: str = "",
     parent: str = "",
     tasks: int = -1,
+    parent_is_needed: bool = False,
     trial: dict = {},  # noqa: B006 (the form of a default that kfp reads)
 ) -> NamedTuple(  # type: ignore[valid-type]  # the one form of several outputs that kfp reads
     "Resolved",
@@ -69,6 +70,7 @@ def resolve_recipe(
             "parent": parent,
             "tasks": tasks,
         },
+        parent_is_needed=parent_is_needed,
         trial=trial,
         run_root=run_root,
         run_id=run_id,

@@ -15,6 +15,8 @@ from components.errors import ConfigError, Problem
 from components.export.promotion import LATEST, fingerprint_of, read_promotions
 from pipeline.newest import Newest, find_newest
 
+TRIALS = "trials"
+"""The folder below a sweep's in which each trial has one of its own."""
 NEWEST = "newest:"
 """How a recipe names the newest folder below a prefix, by name: folders of days are named 2026-11-30."""
 SEEN = "seen"
@@ -54,7 +56,12 @@ def folder_of(run_root: str, run_id: str, artifact_uri: str, trial: str = "") ->
     else:
         above, found, _ = artifact_uri.partition(f"/{run_id}/")
         folder = storage.join(above, "runs", run_id) if found else storage.join(artifact_uri.rsplit("/", 2)[0], "run")
-    return storage.join(folder, "trials", trial) if trial else folder
+    return storage.join(folder, TRIALS, trial) if trial else folder
+
+
+def sweep_of(trial_folder: str) -> str:
+    """The folder of the sweep that a trial's folder lies in."""
+    return trial_folder.rpartition(f"/{TRIALS}/")[0]
 
 
 def job_owner(run_id: str, trial: str) -> str:

@@ -1,14 +1,20 @@
-"""The trials of a sweep -> one page that puts them side by side, and the numbers of the best."""
+"""The trials of a sweep -> one page that puts them side by side, and the numbers of the best.
+
+Both are also in the folder of the sweep, below which each trial has its own: `comparison.html` and `summary.json`.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.telemetry.comparison import ComparedRun, flattened, write_comparison
+from components import storage
+from components.telemetry.comparison import ComparedRun, flattened, render_comparison
 from components.telemetry.progress import say
-from components.telemetry.run_files import read_run
+from components.telemetry.run_files import read_run, update_summary
 from pipeline import manifest as manifests
+from pipeline.start import sweep_of
 
 HEADLINE = "accuracy_after"
+PAGE = "comparison.html"
 
 
 def compare_trials(
@@ -29,11 +35,17 @@ def compare_trials(
         )
         for number, folder in enumerate(run_folders)
     ]
-    write_comparison(runs, page)
+    html = render_comparison(runs)
+    folder = sweep_of(run_folders[0])
+    for place in (page, storage.join(folder, PAGE)):
+        storage.write_text(place, html)
     best = max(range(len(scores)), key=lambda number: (scores[number].get(HEADLINE, 0.0), -number))
-    say(f"the best of {len(runs)} trials: {runs[best].title} ({run_folders[best]})")
+    outcome = f"the best of {len(runs)} trials is {runs[best].title}, in {run_folders[best]}"
+    say(outcome)
     headlines = {f"trial_{number}_{HEADLINE}": score[HEADLINE] for number, score in enumerate(scores)}
-    return {**scores[best], "best_trial": best, "trials": len(runs), **headlines}
+    numbers = {**scores[best], "best_trial": best, "trials": len(runs), **headlines}
+    update_summary(folder, {"recipe": runs[best].record.summary["recipe"], "outcome": outcome, **numbers})
+    return numbers
 
 
 def _title(number: int, manifest: Mapping[str, Any]) -> str:

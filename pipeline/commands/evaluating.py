@@ -1,0 +1,47 @@
+"""`headrace eval RECIPE ADAPTER`: an adapter against its base, without training."""
+
+import argparse
+import json
+from pathlib import Path
+
+from components.telemetry.run_files import REPORT
+from components.telemetry.summary import format_table
+from pipeline.commands.command import OK, Command, add_json, add_recipe
+from pipeline.recipe import load_recipe, parse_assignments
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Score an adapter against its base on the recipe's unseen tasks, on this machine."""
+    overrides = parse_assignments(options.set)
+    recipe = load_recipe(options.recipe, overrides | {"parent": options.adapter})
+    from components.telemetry.report import write_report
+    from components.telemetry.run_files import update_summary
+    from pipeline.compiling import pipeline_yaml
+    from pipeline.local import run_pipeline
+
+    arguments = {
+        "recipe": options.recipe,
+        "adapter": options.adapter,
+        "tasks": options.tasks,
+        "overrides": json.dumps(overrides),
+    }
+    name = f"{recipe.name}-eval"
+    folder, cost = run_pipeline(pipeline_yaml("evaluation"), arguments, name=name, runs=Path(options.runs))
+    summary = update_summary(str(folder), {**cost, "report_html": str(folder / REPORT)})
+    write_report(str(folder))
+    keys = ("run_dir", "accuracy_before", "accuracy_after", "accuracy_after_interval", "accuracy_improvement")
+    figures = {key: summary[key] for key in (*keys, "improvement_p_value", "evaluation_tasks", "report_html")}
+    print(json.dumps(figures) if options.json else format_table(summary))
+    return OK
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """A recipe, and the adapter."""
+    add_recipe(parser)
+    parser.add_argument("adapter", help="a PEFT directory, local or gs://, or latest-promoted")
+    parser.add_argument("--tasks", type=int, default=-1, help="how many test tasks (default: the recipe's)")
+    parser.add_argument("--runs", default="runs", help="where the folder is made (default: runs)")
+    add_json(parser)
+
+
+COMMAND = Command("eval", evaluate, add_arguments)
