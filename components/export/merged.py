@@ -1,33 +1,30 @@
-"""Merged weights and a tokenizer -> a Hugging Face folder that transformers and serving engines load."""
+"""A base's tensors and an adapter -> the tensors of a merged checkpoint, one at a time."""
 
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-from components.model.architecture import Architecture
-from components.model.base import Base
-from components.model.checkpoint_folder import MAX_SHARD_BYTES, write_checkpoint, write_json
-from components.rollout.tokenizer import Tokenizer
+import numpy as np
+
+from components.model.huggingface import Tensors
+from components.model.layout import stored_shapes
+from components.model.lora import Adapter, LoraPair, delta, named_pairs
+from components.model.source import Source
 
 
-def write_merged(
-    folder: Path,
-    architecture: Architecture,
-    base: Base,
-    tokenizer: Tokenizer,
-    *,
-    dtype: str,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> None:
-    """Write tokenizer and weights; see `write_checkpoint`."""
-    tokenizer.save(folder)
-    ends = {
-        "bos_token": architecture.bos_token_id,
-        "eos_token": architecture.eos_token_ids[0] if architecture.eos_token_ids else None,
-    }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": architecture.max_positions,
-        "clean_up_tokenization_spaces": False,
-        **{key: tokenizer.decode([token]) for key, token in ends.items() if token is not None},
-    }
-    write_json(folder / "tokenizer_config.json", settings)
-    write_checkpoint(folder, architecture, base, dtype=dtype, max_shard_bytes=max_shard_bytes)
+def merged_tensors(source: Source, adapter: Adapter) -> Tensors:
+    """What the adapter changes is read, summed in float32 and given; the rest is read as it is stored.
+
+    The source's own numbers are taken whatever the run held of them: what was quantised for training is merged into
+    what it was made of.
+    """
+    pairs = {f"{name}.weight": pair for name, pair in named_pairs(adapter).items()}
+    names = stored_shapes(source.architecture)
+    changed = {name: partial(_sum, source.tensors[name], pair) for name, pair in pairs.items()}
+    return {name: changed.get(name, source.tensors[name]) for name in names}
+
+
+def _sum(read: Any, pair: LoraPair) -> np.ndarray:
+    weight: np.ndarray = read().astype(np.float32)
+    # In the [out, in] layout of a checkpoint.
+    weight += delta(pair).T
+    return weight

@@ -50,7 +50,11 @@ def read_base(folder: Path) -> BaseArtifact:
         raise WeightsError(f"{folder} holds no {BASE_FILE}: the output of init_model is gone; run that step again")
     artifact = BaseArtifact(**json.loads(path.read_text()))
     source = str(folder) if artifact.source == HERE else artifact.source
-    found = _fingerprint(_files(locate(source)))
+    try:
+        found = _fingerprint(_files(locate(source)))
+    except WeightsError as error:
+        what = f"the base that this run started from (fingerprint {artifact.fingerprint})"
+        raise WeightsError(f"{what} is no longer where it was: {error}") from None
     if found != artifact.fingerprint:
         raise WeightsError(
             f"the weights at {source} are not those that init_model saw (fingerprint {found}, then "

@@ -1,6 +1,7 @@
 """An architecture -> every tensor of its Hugging Face checkpoint, and the array of a `Base` that it is."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Literal, NamedTuple
 
 from components.model.architecture import Architecture
@@ -67,6 +68,12 @@ def layer_places(architecture: Architecture, index: int) -> Iterator[Place]:
         yield Place("layer_input.post_norm", (f"{layer}.post_per_layer_input_norm.weight",), width, "norm")
     if architecture.layer_scale:
         yield Place("scale", (f"{layer}.layer_scalar",), (1,), "vector")
+
+
+def stored_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the checkpoint by its name, in the order in which it is written."""
+    layers = (layer_places(architecture, index) for index in range(architecture.n_layers))
+    return {name: place.shape for place in chain(top_places(architecture), *layers) for name in place.names}
 
 
 def _norms(architecture: Architecture) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ LoRA is arXiv:2106.09685; rsLoRA's scale is arXiv:2312.03732. The adapter is a p
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, TypeVar, no_type_check
 
 import jax
@@ -19,8 +19,9 @@ from pydantic import Field
 from components.config import config
 from components.errors import ConfigError, Problem
 from components.model.architecture import Architecture
-from components.model.base import LINEAR_MODULES, Base, Layer, module_name
-from components.model.quantise import dense
+from components.model.base import LINEAR_MODULES, module_name
+from components.model.layout import layer_places
+from components.model.patterns import alternatives, inner_alternatives
 
 Number = TypeVar("Number", int, float)
 
@@ -29,7 +30,8 @@ Number = TypeVar("Number", int, float)
 class LoraConfig:
     """`targets` are regular expressions; a module is bound when one of them matches its whole name.
 
-    Names are those of Hugging Face: `model.layers.0.self_attn.q_proj`, `model.layers.0.mlp.gate_proj`.
+    Names are those of Hugging Face: `model.layers.0.self_attn.q_proj`, `model.layers.0.mlp.gate_proj`. Each alternative
+    in a pattern must bind a module, and none may name an expert or the router of a mixture, which take no adapter.
     The scale is `alpha / rank`, with `rslora` `alpha / sqrt(rank)`. `rank_pattern` and `alpha_pattern` give some
     modules another rank or alpha, as in PEFT: a key is a regular expression for the end of a name, from a dot or the
     name's start on (`q_proj`, `layers.0.self_attn.q_proj`, `^model.layers.0.*q_proj`); the first that matches counts.
@@ -83,7 +85,8 @@ class Adapter:
 def init_adapter(key: jax.Array, architecture: Architecture, config: LoraConfig) -> Adapter:
     """A uniform in +-1/sqrt(inputs), B zero: at the start the policy is the base.
 
-    Raises ConfigError for a target, one of its top-level alternatives, or a rank or alpha pattern that binds no module.
+    Raises ConfigError for a target, one of its alternatives, or a rank or alpha pattern that binds no module, and for a
+    target that names experts.
     """
     bound = bound_modules(architecture, config)
     layers: list[dict[str, LoraPair]] = [{} for _ in range(architecture.n_layers)]
@@ -106,19 +109,12 @@ def bound_modules(architecture: Architecture, config: LoraConfig) -> dict[str, t
     Raises ConfigError as `init_adapter` does.
     """
     names = list(module_shapes(architecture))
-    patterns = [pattern for target in config.targets for pattern in _alternatives(target)]
+    patterns = [pattern for target in config.targets for pattern in alternatives(_compiled(target).pattern)]
+    if not patterns:
+        raise ConfigError(Problem("targets", config.targets, "gives no pattern, so nothing would train"))
     matches = {pattern: [name for name in names if _compiled(pattern).fullmatch(name)] for pattern in patterns}
-    problems = [
-        Problem(
-            "targets",
-            pattern,
-            f"binds no module of this {architecture.family} model; it must match a whole name, such as {names[0]}",
-        )
-        for pattern, matched in matches.items()
-        if not matched
-    ]
-    if problems or not patterns:
-        raise ConfigError(problems or [Problem("targets", config.targets, "gives no pattern, so nothing would train")])
+    if problems := [*_target_problems(architecture, patterns, names)]:
+        raise ConfigError(problems)
     bound = {name: tuple(pattern for pattern in patterns if name in matches[pattern]) for name in names}
     bound = {name: by for name, by in bound.items() if by}
     idle = [*_idle("rank_pattern", config.rank_pattern, bound), *_idle("alpha_pattern", config.alpha_pattern, bound)]
@@ -163,29 +159,56 @@ def parameter_count(adapter: Adapter) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(adapter))
 
 
-def merge(base: Base, adapter: Adapter) -> Base:
-    """The base with the adapter added to its weights: summed in float32, then cast to the base's dtype.
-
-    What the adapter changes of a quantised base comes out as numbers, the rest stays quantised.
-    """
-    layers = (_merge_layer(layer, pairs) for layer, pairs in zip(base.layers, adapter.layers, strict=True))
-    return dataclasses.replace(base, layers=tuple(layers))
+def delta(pair: LoraPair) -> Float[np.ndarray, "inputs outputs"]:
+    """What the pair adds to its layer's weight, `scale * A @ B`, in float32. On the host."""
+    a, b = np.asarray(pair.a, np.float32), np.asarray(pair.b, np.float32)
+    return np.float32(pair.scale) * (a @ b)
 
 
-def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
-    merged = {}
-    for module, pair in pairs.items():
-        linear = vars(layer)[module]
-        weight = dense(linear.weight).astype(jnp.float32) + pair.scale * jnp.matmul(pair.a, pair.b, precision="highest")
-        merged[module] = dataclasses.replace(linear, weight=weight.astype(linear.weight.dtype))
-    return dataclasses.replace(layer, **merged)
+def expert_names(architecture: Architecture) -> Iterator[str]:
+    """The names of the modules of every mixture: its router, and its experts as the checkpoint keeps them."""
+    for layer in range(architecture.n_layers):
+        for place in layer_places(architecture, layer):
+            if place.field.startswith("experts.") and place.kind in ("experts", "matrix"):
+                yield from (name.removesuffix(".weight") for name in place.names)
+
+
+def _target_problems(architecture: Architecture, patterns: Iterable[str], names: Sequence[str]) -> Iterator[Problem]:
+    """Patterns that name experts, whose rest alone would be trained, and patterns or alternatives that bind nothing."""
+    experts, model = list(expert_names(architecture)), f"this {architecture.family} model"
+    for pattern in patterns:
+        named = [name for name in experts if _compiled(pattern).fullmatch(name)]
+        idle = next(_without_match(pattern, names), None)
+        if named:
+            more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+            message = f"names experts or routers, which take no adapter ({named[0]}{more}); name what shall be trained"
+            yield Problem("targets", pattern, rf"{message}, such as .*\.self_attn\..*")
+        elif idle == pattern:
+            message = f"binds no module of {model}; it must match a whole name, such as {names[0]}"
+            yield Problem("targets", pattern, message)
+        elif idle is not None:
+            message = f"has an alternative that binds no module of {model}: {idle}; whole names are such as {names[0]}"
+            yield Problem("targets", pattern, message)
 
 
 def _idle(where: str, keys: Iterable[str], bound: Iterable[str]) -> Iterator[Problem]:
-    """The keys of a rank or alpha pattern with which no bound module's name ends."""
+    """The keys of a rank or alpha pattern that have an alternative with which no bound module's name ends."""
+    names = list(bound)
     for key in keys:
-        if not any(_ends_with(key, name) for name in bound):
-            yield Problem(where, key, "matches the end of no module that the targets bind, such as q_proj would")
+        idle = next((each for part in alternatives(key) for each in _without_match(_ending(part), names)), None)
+        if idle is not None:
+            part = "" if idle == _ending(key) else f" ({idle})"
+            yield Problem(where, key, f"matches the end of no module that the targets bind, such as q_proj would{part}")
+
+
+def _without_match(pattern: str, names: Iterable[str]) -> Iterator[str]:
+    """The pattern itself, or the alternatives inside its brackets, where they are the whole name of nothing."""
+    if not any(_compiled(pattern).fullmatch(name) for name in names):
+        yield pattern
+        return
+    for alternative, narrowed in inner_alternatives(pattern):
+        if not any(_compiled(narrowed).fullmatch(name) for name in names):
+            yield alternative
 
 
 def _first_match(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
@@ -193,7 +216,12 @@ def _first_match(patterns: Mapping[str, Number], module: str, default: Number) -
 
 
 def _ends_with(key: str, module: str) -> bool:
-    return re.fullmatch(rf"(.*\.)?({key})", module) is not None
+    return re.fullmatch(_ending(key), module) is not None
+
+
+def _ending(key: str) -> str:
+    """The pattern of the names that end with `key`, from a dot or the name's start on."""
+    return rf"(.*\.)?({key})"
 
 
 def _compiled(pattern: str, where: str = "targets") -> re.Pattern[str]:
@@ -201,20 +229,3 @@ def _compiled(pattern: str, where: str = "targets") -> re.Pattern[str]:
         return re.compile(pattern)
     except re.error as error:
         raise ConfigError(Problem(where, pattern, f"is no regular expression: {error}")) from None
-
-
-def _alternatives(pattern: str) -> list[str]:
-    """Split at the bars that stand outside every bracket, so that each alternative answers for itself."""
-    _compiled(pattern)
-    parts, depth, escaped, in_class = [""], 0, False, False
-    for character in pattern:
-        if not escaped and not in_class:
-            depth += {"(": 1, ")": -1}.get(character, 0)
-            if character == "|" and depth == 0:
-                parts.append("")
-                continue
-        if not escaped and character in "[]":
-            in_class = character == "["
-        escaped = character == "\\" and not escaped
-        parts[-1] += character
-    return parts

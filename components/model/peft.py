@@ -7,7 +7,7 @@ A directory of another method (DoRA, KaSA, ...) or with a feature that is not su
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,15 @@ from components.config import load
 from components.errors import ConfigError, WeightsError
 from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, module_name
-from components.model.lora import Adapter, LoraConfig, LoraPair, module_names
+from components.model.lora import Adapter, LoraConfig, LoraPair, module_names, module_shapes
 from components.storage import Uri
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_INNER = re.compile(r"^(model\.language_model|language_model\.model)\.")
+_CHOOSING = ("target_modules", "exclude_modules", "layers_to_transform")
 _SUPPORTED = {
     "peft_type",
     "task_type",
@@ -93,13 +95,8 @@ def save_adapter(folder: Path, adapter: Adapter, config: LoraConfig, *, base_nam
 def load_adapter(folder: Path, architecture: Architecture) -> Adapter:
     """Read a PEFT directory as an adapter of this architecture. Raises WeightsError naming the field or the tensor."""
     config = read_config(folder)
-    tensors = _read_tensors(folder / WEIGHTS_FILE)
-    sides: dict[str, dict[str, Float[Array, "_ _"]]] = {}
-    for key, tensor in tensors.items():
-        match = _KEY.fullmatch(key)
-        if match is None:
-            raise WeightsError(f"{folder / WEIGHTS_FILE}: unexpected tensor {key!r}; only lora_A and lora_B are read")
-        sides.setdefault(match["module"], {})[match["side"]] = tensor.astype(jnp.float32).T
+    sides = _by_module(folder / WEIGHTS_FILE)
+    _refuse_missing(folder, architecture, sides)
     layers = tuple(
         {
             module: _pair(sides.pop(module_name(index, module)), config, architecture, index, module)
@@ -160,10 +157,65 @@ def _read_json(path: Path) -> Mapping[str, Any]:
         raise WeightsError(f"{path}: is not JSON ({error})") from None
 
 
-def _read_tensors(path: Path) -> Mapping[str, Float[Array, "_ _"]]:
+def _read_tensors(path: Path) -> Mapping[str, Float[Array, "..."]]:
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; only safetensors are read, so save the adapter with them")
     return load_file(path)
+
+
+def _by_module(path: Path) -> dict[str, dict[str, Float[Array, "_ _"]]]:
+    """The A and B of each module, turned to `[in, out]`. Raises WeightsError for any other tensor, and for two of one.
+
+    The language model of a multimodal one has another prefix, which is not kept.
+    """
+    sides: dict[str, dict[str, Float[Array, "_ _"]]] = {}
+    origins: dict[tuple[str, str], str] = {}
+    for key, tensor in _read_tensors(path).items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise WeightsError(f"{path}: unexpected tensor {key!r}; only lora_A and lora_B are read")
+        module, side = _INNER.sub("model.", match["module"], count=1), match["side"]
+        first = origins.setdefault((module, side), key)
+        if first != key:
+            raise WeightsError(f"{path}: {first!r} and {key!r} are both the lora_{side} of {module}; keep one of them")
+        sides.setdefault(module, {})[side] = tensor.astype(jnp.float32).T
+    return sides
+
+
+def _refuse_missing(folder: Path, architecture: Architecture, found: Collection[str]) -> None:
+    """Raises WeightsError for modules of this model that the configuration targets and the weights leave out.
+
+    The rule is PEFT's. Where the configuration does not say what it targets, the tensors do.
+    """
+    settings = _read_json(folder / CONFIG_FILE)
+    targets, excluded, layers = (settings.get(key) for key in _CHOOSING)
+    if targets is None:
+        return
+    chosen = [layers] if isinstance(layers, int) else layers
+    lost = [
+        name
+        for name in module_shapes(architecture)
+        if _chooses(targets, name)
+        and not (excluded and _chooses(excluded, name))
+        and (not chosen or int(name.split(".")[2]) in chosen)
+        and name not in found
+    ]
+    if lost:
+        raise WeightsError(
+            f"{folder}: target_modules names {lost[0]} and {len(lost) - 1} more modules of this {architecture.family} "
+            f"model, and {WEIGHTS_FILE} holds no tensor of them; the adapter was not written whole"
+        )
+
+
+def _chooses(modules: str | list[str], name: str) -> bool:
+    """Whether a field such as `target_modules` means the module: a pattern for all of its name, or names' ends."""
+    if isinstance(modules, str):
+        try:
+            return modules.lower() == "all-linear" or re.fullmatch(modules, name) is not None
+        except re.error as error:
+            what = f"{modules!r} in target_modules or exclude_modules"
+            raise WeightsError(f"{CONFIG_FILE}: {what} is no regular expression: {error}") from None
+    return any(f".{name}".endswith(f".{each}") for each in modules)
 
 
 def _pairs(adapter: Adapter) -> list[LoraPair]:

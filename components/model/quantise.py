@@ -161,11 +161,6 @@ def take_rows(matrix: Matrix, indices: Int[Array, "..."]) -> Float[Array, "... c
     return dense(jax.tree.map(lambda part: part[indices], matrix))
 
 
-def dense_tree(tree: T) -> T:
-    """The same tree with every quantised matrix as numbers: what an export writes and merges into."""
-    return jax.tree.map(lambda leaf: dense(leaf) if is_quantised(leaf) else leaf, tree, is_leaf=is_quantised)
-
-
 def is_quantised(value: object) -> bool:
     """Whether the value is a quantised matrix."""
     return isinstance(value, Int8Matrix | Nf4Matrix)

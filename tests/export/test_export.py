@@ -1,178 +1,220 @@
 """Export: the two directories, their proof, and what others read from them."""
 
 import json
-from dataclasses import replace
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from components.config import dump
-from components.errors import ProofError
-from components.export.merged import write_merged
-from components.export.proof import prove
-from components.export.run import ExportConfig, export
+from components.errors import ConfigError, DataError, WeightsError
+from components.export import run as export_run
+from components.export.merged import merged_tensors
 from components.model import weights
 from components.model.architecture import Architecture
-from components.model.base import Base, random_base
-from components.model.base_artifact import HERE, write_base
-from components.model.lora import Adapter, LoraConfig, init_adapter, merge
-from components.model.peft import load_adapter, read_config, save_adapter
+from components.model.base_artifact import write_base
+from components.model.checkpoint_folder import write_tensors
+from components.model.layout import stored_shapes
+from components.model.lora import LoraConfig
+from components.model.peft import load_adapter, read_config
+from components.model.source import Source, open_source
 from components.rollout.tokenizer import CharacterTokenizer
-from components.telemetry.run_files import read_run, update_summary
+from components.telemetry.run_files import read_run
+from tests.export.made import ALPHABET, LLAMA, PADDED_VOCABULARY, Run, make_run, trained_adapter
+from tests.model.tiny import CONFIGS
 
-ALPHABET = "0123456789+-="
-PADDED_VOCABULARY = 24
-"""More rows than the 14 tokens that the tokenizer knows."""
-
-ARCHITECTURE = Architecture.from_huggingface(
-    {
-        "model_type": "llama",
-        "vocab_size": PADDED_VOCABULARY,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 32,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 64,
-        "eos_token_id": 0,
-    }
-)
+PEERS = ("peft", "transformers")
 
 
-def trained_adapter(config: LoraConfig) -> Adapter:
-    """An adapter whose B is not zero any more."""
-    adapter = init_adapter(jax.random.key(1), ARCHITECTURE, config)
-    keys = iter(jax.random.split(jax.random.key(2), 100))
-    layers = tuple(
-        {name: replace(pair, b=0.1 * jax.random.normal(next(keys), pair.b.shape)) for name, pair in layer.items()}
-        for layer in adapter.layers
-    )
-    return Adapter(layers=layers)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, dict[str, Any]]:
+    """A run that was exported, for tests that only look."""
+    run = make_run(tmp_path_factory.mktemp("done"))
+    return run, run.export(max_shard_bytes=4000)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> dict[str, str]:
-    """What the steps before export leave behind."""
-    base = random_base(jax.random.key(0), ARCHITECTURE)
-    tokenizer = CharacterTokenizer(ALPHABET)
-    write_merged(tmp_path / "base", ARCHITECTURE, base, tokenizer, dtype="float32", max_shard_bytes=10**9)
-    write_base(tmp_path / "base", HERE, dtype="float32")
-    lora = LoraConfig(rank=4, alpha=8.0, rslora=True)
-    save_adapter(tmp_path / "trained", trained_adapter(lora), lora, base_name="base")
-    (tmp_path / "tasks").mkdir()
-    lines = [json.dumps({"id": str(i), "prompt": f"{i}+{i}="}) for i in range(4)]
-    (tmp_path / "tasks" / "test.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "run").mkdir()
-    update_summary(str(tmp_path / "run"), {"accuracy_before": 0.125, "accuracy_after": 0.875, "proofs": {"sync": 1}})
-    names = {"run_folder": "run", "tasks": "tasks", "base": "base", "trained": "trained"}
-    return {key: str(tmp_path / name) for key, name in {**names, "adapter": "adapter", "merged": "merged"}.items()}
-
-
-def export_with(run: dict[str, str], **settings: object) -> dict[str, object]:
-    return export(section=json.dumps({**dump(ExportConfig()), **settings}), **run)
-
-
-def test_both_forms_give_the_logits_of_the_trained_policy(run: dict[str, str]) -> None:
-    proof = export_with(run)
+def test_both_forms_give_the_logits_of_the_trained_policy(done: tuple[Run, dict[str, Any]]) -> None:
+    run, proof = done
     assert proof["adapter"] == 0.0
     assert 0.0 < proof["merged"] < 1e-4
     assert proof["greedy_equal"] is True
-    assert proof["prompts"] == 3
-    assert read_run(run["run_folder"]).summary["proofs"] == {"sync": 1, "export": proof}
+    assert (proof["prompts"], proof["tokens"]) == (3, 24)
+    assert proof["weights"]["changed"] == 14
+    assert 0.0 < proof["weights"]["largest_error"] < 1e-6
+    assert "as_trained" not in proof
+    assert proof["base"]["fingerprint"] == run.exported.base.fingerprint
 
 
-def test_transformers_and_peft_load_what_was_exported(run: dict[str, str]) -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    proof = export_with(run)
-    assert proof["transformers"] < 1e-3
-    assert proof["peft"] < 1e-3
+def test_the_proof_lies_beside_the_weights_and_in_the_run(done: tuple[Run, dict[str, Any]]) -> None:
+    run, proof = done
+    assert read_run(str(run.folder / "run")).summary["proofs"] == {"sync": 1, "export": proof}
+    for folder in (run.adapter, run.merged):
+        assert json.loads((folder / "proof.json").read_text()) == proof
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3"])
+def test_transformers_and_peft_give_the_same_logits_of_each_family(family: str, tmp_path: Path) -> None:
+    for peer in PEERS:
+        pytest.importorskip(peer)
+    targets = r".*\.self_attn\..*" if family == "qwen3_moe" else ".*"
+    config = {**CONFIGS[family], "num_hidden_layers": 2}
+    config = {**config, **({"layer_types": config["layer_types"][:2]} if "layer_types" in config else {})}
+    proof = make_run(tmp_path, config, LoraConfig(rank=4, alpha=8.0, targets=(targets,))).export()
+    assert max(proof[name] for name in (*PEERS, "merged")) < 1e-4
+    assert proof["adapter"] == 0.0
     assert "skipped" not in proof
 
 
-def test_the_exported_vocabulary_is_that_of_the_embedding_not_of_the_tokenizer(run: dict[str, str]) -> None:
-    export_with(run)
-    merged = Path(run["merged"])
-    assert json.loads((merged / "config.json").read_text())["vocab_size"] == PADDED_VOCABULARY
-    embedding = load_file(merged / "model.safetensors")["model.embed_tokens.weight"]
-    assert embedding.shape == (PADDED_VOCABULARY, 16)
+def test_transformers_and_peft_load_what_was_exported(done: tuple[Run, dict[str, Any]]) -> None:
+    for peer in PEERS:
+        pytest.importorskip(peer)
+    _, proof = done
+    assert max(proof[name] for name in PEERS) < 1e-4
+
+
+def test_the_exported_vocabulary_is_that_of_the_embedding_not_of_the_tokenizer(
+    done: tuple[Run, dict[str, Any]],
+) -> None:
+    run, _ = done
+    assert json.loads((run.merged / "config.json").read_text())["vocab_size"] == PADDED_VOCABULARY
+    held = weights.load(str(run.merged))
+    assert held.base.embedding.shape == (PADDED_VOCABULARY, 16)
     assert CharacterTokenizer(ALPHABET).vocab_size == 14
 
 
-def test_the_rule_of_the_scale_survives_the_round_trip(run: dict[str, str]) -> None:
-    export_with(run)
-    settings = json.loads(Path(run["adapter"], "adapter_config.json").read_text())
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    CharacterTokenizer("abcdefghijklmnopqrstuvwxyz" + ALPHABET).save(tmp_path / "base")
+    write_base(tmp_path / "base", ".", dtype="float32")
+    with pytest.raises(Exception, match="the tokenizer gives token 39, and the embedding has 24 rows"):
+        run.export()
+
+
+def test_the_rule_of_the_scale_survives_the_round_trip(done: tuple[Run, dict[str, Any]]) -> None:
+    run, _ = done
+    settings = json.loads((run.adapter / "adapter_config.json").read_text())
     assert settings["use_rslora"] is True
     assert (settings["r"], settings["lora_alpha"]) == (4, 8.0)
-    assert read_config(Path(run["adapter"])).scale == 4.0  # 8 / sqrt(4)
-    assert load_adapter(Path(run["adapter"]), ARCHITECTURE).layers[0]["q_proj"].scale == 4.0
+    assert read_config(run.adapter).scale == 4.0  # 8 / sqrt(4)
+    assert load_adapter(run.adapter, run.architecture).layers[0]["q_proj"].scale == 4.0
 
 
-def test_merged_weights_are_base_plus_scale_times_the_product(run: dict[str, str]) -> None:
-    export_with(run)
-    before = load_file(Path(run["base"], "model.safetensors"))
-    after = load_file(Path(run["merged"], "model.safetensors"))
-    pairs = load_file(Path(run["trained"], "adapter_model.safetensors"))
+def test_merged_weights_are_base_plus_scale_times_the_product(done: tuple[Run, dict[str, Any]]) -> None:
+    run, _ = done
+    before = load_file(run.folder / "base" / "model.safetensors")
+    after = open_source(str(run.merged)).tensors
+    pairs = load_file(run.folder / "trained" / "adapter_model.safetensors")
     name = "model.layers.1.mlp.down_proj"
     a, b = (pairs[f"base_model.model.{name}.lora_{side}.weight"] for side in "AB")
-    np.testing.assert_allclose(after[f"{name}.weight"], before[f"{name}.weight"] + 4.0 * (b @ a), atol=1e-6)
+    np.testing.assert_allclose(after[f"{name}.weight"](), before[f"{name}.weight"] + 4.0 * (b @ a), atol=1e-6)
+    for kept in ("model.embed_tokens.weight", "model.norm.weight"):
+        np.testing.assert_array_equal(after[kept](), before[kept])
+    assert "lm_head.weight" not in after
 
 
-def test_shards_have_an_index_that_names_every_tensor_once_and_load_back(run: dict[str, str]) -> None:
-    export_with(run, max_shard_bytes=4000)
-    merged = Path(run["merged"])
-    index = json.loads((merged / "model.safetensors.index.json").read_text())
-    files = sorted(merged.glob("model-*.safetensors"))
+def test_shards_have_an_index_that_names_every_tensor_once_and_load_back(done: tuple[Run, dict[str, Any]]) -> None:
+    run, _ = done
+    index = json.loads((run.merged / "model.safetensors.index.json").read_text())
+    files = sorted(run.merged.glob("model-*.safetensors"))
     assert len(files) > 1
-    assert files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
+    assert [file.name for file in files] == [
+        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))
+    ]
     held = {name: file.name for file in files for name in load_file(file)}
     assert index["weight_map"] == held
-    assert index["metadata"]["total_size"] == sum(
-        tensor.nbytes for file in files for tensor in load_file(file).values()
+    sizes = {file.name: sum(tensor.nbytes for tensor in load_file(file).values()) for file in files}
+    assert index["metadata"]["total_size"] == sum(sizes.values())
+    assert max(sizes.values()) <= 4000
+    assert weights.load(str(run.merged)).architecture.vocab_size == PADDED_VOCABULARY
+
+
+def test_bfloat16_rounds_the_weights_once_and_the_proof_says_how_far_that_goes(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    proof = run.export(dtype="bfloat16")
+    assert 1e-4 < proof["merged"] == proof["rounding"]["logits"]
+    assert 0.0 < proof["rounding"]["kl"] < 0.01
+    assert load_file(run.merged / "model.safetensors")["model.norm.weight"].dtype == jnp.bfloat16
+    assert json.loads((run.merged / "config.json").read_text())["dtype"] == "bfloat16"
+    assert "Rounding the weights takes them from the policy" in (run.merged / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("quantise", "dtype"), [("nf4", "float32"), ("none", "bfloat16")])
+def test_what_was_trained_on_other_numbers_leaves_on_the_original_ones_and_the_difference_is_told(
+    quantise: Any, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path, quantise=quantise, dtype=dtype)
+    proof = run.export()
+    held = proof["as_trained"]
+    assert (held["quantise"], held["dtype"]) == (quantise, dtype)
+    assert proof["adapter"] == 0.0
+    assert proof["merged"] < 1e-4 < held["logits"]
+    assert 0.0 < held["kl"] < 0.1
+    assert 0.0 <= held["greedy_agreement"] <= 1.0
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "merged"))
+    np.testing.assert_array_equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    told = f"{held['kl']:.2g} nats per token"
+    assert told in capsys.readouterr().err
+    for folder in (run.adapter, run.merged):
+        assert told in (folder / "README.md").read_text()
+
+
+def test_a_base_that_is_gone_or_changed_is_named_with_its_fingerprint(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "base").rename(tmp_path / "weights")
+    write_base(tmp_path / "base", str(tmp_path / "weights"), dtype="float32")
+    fingerprint = run.exported.base.fingerprint
+    (tmp_path / "weights").rename(tmp_path / "elsewhere")
+    with pytest.raises(WeightsError, match=rf"\(fingerprint {fingerprint}\) is no longer where it was.*weights"):
+        run.export()
+    (tmp_path / "elsewhere").rename(tmp_path / "weights")
+    tensors = load_file(tmp_path / "weights" / "model.safetensors")
+    save_file(
+        {**tensors, "model.norm.weight": tensors["model.norm.weight"] + 1}, tmp_path / "weights" / "model.safetensors"
     )
-    assert weights.load(str(merged)).architecture.vocab_size == PADDED_VOCABULARY
+    with pytest.raises(WeightsError, match=f"are not those that init_model saw .*{fingerprint}"):
+        run.export()
 
 
-def test_bfloat16_rounds_the_weights_and_the_proof_says_how_much(run: dict[str, str]) -> None:
-    proof = export_with(run, dtype="bfloat16")
-    assert proof["merged"] > 1e-4
-    assert load_file(Path(run["merged"], "model.safetensors"))["model.norm.weight"].dtype == jnp.bfloat16
-    assert json.loads(Path(run["merged"], "config.json").read_text())["dtype"] == "bfloat16"
+def test_without_a_task_nothing_can_be_proven_and_it_is_said_before_anything_is_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (tmp_path / "tasks" / "test.jsonl").write_text('{"id": "0", "prompt": ""}\n')
+    with pytest.raises(DataError, match="no test task with a prompt"):
+        run.export()
+    assert not run.merged.exists()
 
 
-def test_weights_that_changed_after_they_were_written_fail_the_proof(run: dict[str, str], tmp_path: Path) -> None:
-    base: Base = weights.load(run["base"]).base
-    adapter = load_adapter(Path(run["trained"]), ARCHITECTURE)
-    tokenizer = CharacterTokenizer(ALPHABET)
-    write_merged(
-        tmp_path / "bad", ARCHITECTURE, merge(base, adapter), tokenizer, dtype="float32", max_shard_bytes=10**9
+def test_stop_strings_are_refused_as_engines_would_leave_them_unread() -> None:
+    with pytest.raises(ConfigError, match=r"export\.sampling\.stop_strings"):
+        export_run.from_json(export_run.ExportConfig, '{"sampling": {"stop_strings": ["x"]}}', where="export")
+
+
+@contextmanager
+def peak() -> Iterator[list[int]]:
+    """The most bytes that numpy held within, besides what it held before."""
+    found: list[int] = []
+    tracemalloc.start()
+    yield found
+    found.append(tracemalloc.get_traced_memory()[1])
+    tracemalloc.stop()
+
+
+def test_a_merged_checkpoint_is_written_with_one_shard_in_memory(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 12, "vocab_size": 64}
+    architecture = Architecture.from_huggingface({**LLAMA, **sizes})
+    shapes = stored_shapes(architecture)
+    total = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
+    source = Source(
+        tmp_path, architecture, {name: partial(np.ones, shape, np.float32) for name, shape in shapes.items()}
     )
-    tensors = load_file(tmp_path / "bad" / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"] + 0.1
-    save_file(tensors, tmp_path / "bad" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ProofError, match="read back as merged differs"):
-        prove(
-            ARCHITECTURE,
-            base,
-            adapter,
-            Path(run["trained"]),
-            tmp_path / "bad",
-            [[1, 2, 3]],
-            new_tokens=2,
-            tolerance=1e-3,
-        )
-
-
-def test_the_card_says_only_what_was_measured(run: dict[str, str]) -> None:
-    export_with(run)
-    card = Path(run["merged"], "README.md").read_text()
-    assert "0.875, before training 0.125" in card
-    assert "rank 4, alpha 8, scale 4 (alpha / sqrt(rank))" in card
-    Path(run["run_folder"], "summary.json").unlink()
-    export_with(run)
-    assert "Accuracy" not in Path(run["merged"], "README.md").read_text()
+    tensors = merged_tensors(source, trained_adapter(architecture))
+    shard = 10 * 4 * 128 * 512  # ten of the largest tensors
+    with peak() as held:
+        write_tensors(tmp_path / "merged", architecture, tensors, dtype="float32", max_shard_bytes=shard)
+    assert total > 4 * shard
+    assert shard / 2 < held[0] < 1.5 * shard

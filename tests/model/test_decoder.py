@@ -12,9 +12,9 @@ from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES
 from components.model.cache import copy_slot, init_cache
 from components.model.decoder import forward, forward_cached, logits, matmul
-from components.model.lora import LoraConfig, init_adapter, merge
+from components.model.lora import LoraConfig, init_adapter
 from components.model.weights import random_base
-from tests.model.tiny import CONFIGS, quick_jit
+from tests.model.tiny import CONFIGS, merge, quick_jit
 
 FAMILIES = ["qwen2", "gemma3", "gemma4_shared"]
 ROW = 21

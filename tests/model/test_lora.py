@@ -12,17 +12,15 @@ from components.errors import ConfigError
 from components.model.architecture import Architecture
 from components.model.footprint import adapter_parameters
 from components.model.lora import (
-    Adapter,
     LoraConfig,
     LoraPair,
     bound_modules,
+    delta,
     init_adapter,
-    merge,
     module_names,
     target_counts,
 )
 from components.model.lora import parameter_count as count
-from components.model.weights import random_base
 from tests.model.tiny import CONFIGS
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "cases" / "files" / "adapter_configs"
@@ -145,13 +143,62 @@ def test_bars_inside_brackets_do_not_split_a_pattern() -> None:
     assert bound["model.layers.0.self_attn.k_proj"] == (".*[k|x]_proj",)
 
 
-def test_merging_adds_scale_times_a_times_b_and_keeps_the_dtype() -> None:
-    architecture = Architecture.from_huggingface(CONFIGS["llama_tied"])
-    base = random_base(jax.random.key(0), architecture, jnp.bfloat16)
-    pair = LoraPair(a=jnp.ones((32, 2)), b=2 * jnp.ones((2, 24)), scale=0.5)
-    merged = merge(base, Adapter(layers=({"k_proj": pair}, {}, {})))
-    before, after = base.layers[0].k_proj.weight, merged.layers[0].k_proj.weight
-    # 0.5 * (1 * 2 + 1 * 2) = 2 on every weight.
-    np.testing.assert_array_equal(after, (before.astype(jnp.float32) + 2.0).astype(jnp.bfloat16))
-    assert merged.layers[1].k_proj.weight is base.layers[1].k_proj.weight
-    assert merged.embedding is base.embedding
+@pytest.mark.parametrize(
+    ("pattern", "idle"),
+    [
+        (r".*\.(q_proj|q_einsum)", "q_einsum"),
+        (r".*\.self_attn\.(?:k_proj|kv_einsum)|.*gate_proj", "kv_einsum"),
+        (r".*layers\.(0|1|7)\.mlp\.(gate|up)_proj", "7"),
+        (r".*((q|einsum)_proj|o_proj)", "einsum"),
+        (r".*(q_proj|lm_head)", "lm_head"),
+    ],
+)
+def test_an_alternative_inside_brackets_that_binds_nothing_is_named(pattern: str, idle: str) -> None:
+    with pytest.raises(ConfigError, match=rf"has an alternative that binds no module of .*: {idle};"):
+        init_adapter(jax.random.key(0), QWEN, LoraConfig(targets=(pattern,)))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r".*\.(?!x|q_proj|gate_proj)\w+", r".*[|q]_proj", r".*\.(q|k)_proj", r"(.*\.)?(up|down)_proj"]
+)
+def test_an_exclusion_a_set_and_alternatives_that_all_bind_are_left_alone(pattern: str) -> None:
+    assert bound_modules(QWEN, LoraConfig(targets=(pattern,)))
+
+
+def test_a_rank_pattern_of_which_one_half_matches_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"rank_pattern: matches the end of no module .*\(kv_einsum\)"):
+        init_adapter(jax.random.key(0), QWEN, LoraConfig(rank_pattern={"(q_proj|kv_einsum)": 4}))
+
+
+@pytest.mark.parametrize(
+    ("family", "target", "named"),
+    [
+        ("qwen3_moe", ".*", r"model\.layers\.0\.mlp\.gate and 37 more"),
+        ("qwen3_moe", r".*(q|gate|up|down)_proj", r"model\.layers\.0\.mlp\.experts\.0\.gate_proj and 35 more"),
+        ("qwen3_moe", r".*\.experts\..*", r"model\.layers\.0\.mlp\.experts\.0\.gate_proj and 35 more"),
+        ("qwen3_moe", r".*\.(q_proj|mlp\.gate)", r"model\.layers\.0\.mlp\.gate and 1 more"),
+        ("gemma4_experts", ".*_proj", r"model\.layers\.0\.experts\.gate_up_proj and 3 more"),
+        ("gemma4_experts", r".*(q_proj|router\.proj)", r"model\.layers\.0\.router\.proj and 1 more"),
+    ],
+)
+def test_a_target_that_names_experts_beside_others_is_an_error(family: str, target: str, named: str) -> None:
+    architecture = Architecture.from_huggingface(CONFIGS[family])
+    with pytest.raises(ConfigError, match=rf"names experts or routers, which take no adapter \({named}\)"):
+        bound_modules(architecture, LoraConfig(targets=(target,)))
+
+
+def test_what_is_no_expert_is_bound_in_a_model_that_has_them() -> None:
+    architecture = Architecture.from_huggingface(CONFIGS["qwen3_moe"])
+    names = bound_modules(architecture, LoraConfig(targets=(r".*self_attn.*", r".*\.mlp\.(gate|up|down)_proj")))
+    assert len(names) == 4 * 3 + 3  # the attention of three layers, and the MLP of the one without experts
+    assert [name for name in names if ".mlp." in name] == [
+        f"model.layers.1.mlp.{part}_proj" for part in ("gate", "up", "down")
+    ]
+
+
+def test_a_pair_adds_scale_times_a_times_b() -> None:
+    pair = LoraPair(
+        a=jnp.asarray([[1.0, 2.0], [0.0, 1.0], [3.0, 0.0]]), b=jnp.asarray([[1.0, 0.0], [0.0, 2.0]]), scale=0.5
+    )
+    np.testing.assert_array_equal(delta(pair), [[0.5, 2.0], [0.0, 1.0], [1.5, 0.0]])
+    assert delta(pair).dtype == np.float32

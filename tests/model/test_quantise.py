@@ -16,15 +16,15 @@ from components.model.base import Base, random_base
 from components.model.cache import Cache, init_cache
 from components.model.decoder import forward, forward_cached, logits
 from components.model.footprint import base_bytes
-from components.model.lora import Adapter, LoraConfig, init_adapter, merge
-from components.model.quantise import Kind, dense, dense_tree, is_quantised, quantise_tree, to_int8, to_nf4
+from components.model.lora import Adapter, LoraConfig, init_adapter
+from components.model.quantise import Kind, dense, is_quantised, quantise_tree, to_int8, to_nf4
 from components.rollout.prepare import write_tasks
 from components.telemetry.run_files import read_run
 from components.training.initialise import initialise
 from components.training.replay import replay
 from components.training.run import train
 from tests import tiny_run
-from tests.model.tiny import CONFIGS
+from tests.model.tiny import CONFIGS, dense_tree
 
 ARCHITECTURE = Architecture.from_huggingface(CONFIGS["llama_tied"])
 KINDS: tuple[Kind, ...] = ("int8", "nf4", "nf4_double")
@@ -196,14 +196,6 @@ def test_a_loop_of_decode_steps_does_not_keep_the_numbers_of_all_layers(kind: Ki
     assert memory.temp_size_in_bytes < numbers / 3
 
 
-def test_merging_into_a_quantised_base_makes_numbers_of_what_changes() -> None:
-    quantised = quantise_tree(random_base(jax.random.key(0), ARCHITECTURE), "nf4", jnp.float32)
-    adapter = init_adapter(jax.random.key(0), ARCHITECTURE, LoraConfig(rank=2, targets=(".*q_proj",)))
-    merged = merge(quantised, adapter)
-    np.testing.assert_array_equal(merged.layers[0].q_proj.weight, dense(quantised.layers[0].q_proj.weight))
-    assert merged.layers[0].k_proj.weight is quantised.layers[0].k_proj.weight
-
-
 def test_a_run_on_a_quantised_base_is_proven_at_every_version_replayed_and_exported(tmp_path: Path) -> None:
     places = {name: str(tmp_path / name) for name in ("tasks", "base", "adapter")}
     world = json.dumps(tiny_run.ENVIRONMENT)
@@ -227,5 +219,5 @@ def test_a_run_on_a_quantised_base_is_proven_at_every_version_replayed_and_expor
     )
     assert proof["adapter"] == 0.0
     assert proof["merged"] < 1e-4
-    assert "quantised to nf4" in (tmp_path / "peft" / "README.md").read_text()
+    assert proof["as_trained"]["quantise"] == "nf4"
     assert read_run(run).summary["proofs"]["export"] == proof

@@ -1,9 +1,16 @@
 """Configs of random models that are small enough for a unit test, one per family."""
 
+import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+from components.model.base import Base, Layer
+from components.model.lora import Adapter, LoraPair
+from components.model.quantise import dense, is_quantised
 
 # Programs that run once are compiled in half the time when they are not optimised.
 quick_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
@@ -108,3 +115,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_double_wide_mlp": True,
     },
 }
+
+
+def dense_tree(tree: Any) -> Any:
+    """The same tree with every quantised matrix as numbers."""
+    return jax.tree.map(lambda leaf: dense(leaf) if is_quantised(leaf) else leaf, tree, is_leaf=is_quantised)
+
+
+def merge(base: Base, adapter: Adapter) -> Base:
+    """The base with the adapter added to its weights: what the two must give together."""
+    layers = (_merge_layer(layer, pairs) for layer, pairs in zip(base.layers, adapter.layers, strict=True))
+    return dataclasses.replace(base, layers=tuple(layers))
+
+
+def _merge_layer(layer: Layer, pairs: Mapping[str, LoraPair]) -> Layer:
+    merged = {}
+    for module, pair in pairs.items():
+        linear = vars(layer)[module]
+        weight = dense(linear.weight).astype(jnp.float32) + pair.scale * jnp.matmul(pair.a, pair.b, precision="highest")
+        merged[module] = dataclasses.replace(linear, weight=weight.astype(linear.weight.dtype))
+    return dataclasses.replace(layer, **merged)

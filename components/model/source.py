@@ -1,0 +1,31 @@
+"""A source -> its architecture and its tensors, each of which is read when it is asked for; no array is made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from components.errors import WeightsError
+from components.model.architecture import Architecture
+from components.model.gguf import open_gguf
+from components.model.huggingface import Tensors, open_folder, read_config
+from components.model.weights import locate
+
+
+@dataclass(frozen=True)
+class Source:
+    """What lies at `path`, in the names and layouts of Hugging Face."""
+
+    path: Path
+    architecture: Architecture
+    tensors: Tensors
+
+
+def open_source(source: str) -> Source:
+    """Open what `weights.load` would load. Raises WeightsError where nothing is there or it cannot be read."""
+    path = locate(source)
+    if path.is_dir():
+        config, tensors = read_config(path), open_folder(path)
+    elif path.suffix == ".gguf":
+        config, tensors = open_gguf(path)
+    else:
+        raise WeightsError(f"{source} is neither a folder nor a .gguf file")
+    return Source(path, Architecture.from_huggingface(config), tensors)
