@@ -6,6 +6,7 @@
     ├── WeightsError       a checkpoint, adapter or tokenizer cannot be read as the model that it claims to be
     ├── CheckpointError    a run cannot be resumed from what is on the storage
     ├── ProofError         weights that were moved are not the weights that arrived
+    ├── ClusterError       a cluster refuses a request, or could not run a job to its end
     ├── RunStoppedError    a limit that the recipe sets was reached (too many failures, no data left)
     └── RolloutError       an episode broke at a boundary to the outside: the one error that becomes data
 
@@ -62,6 +63,10 @@ class CheckpointError(HeadraceError):
 
 class ProofError(HeadraceError):
     """Weights that were moved are not the weights that arrived."""
+
+
+class ClusterError(HeadraceError):
+    """A cluster refuses a request, or could not run a job to its end."""
 
 
 class RunStoppedError(HeadraceError):
