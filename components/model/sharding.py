@@ -10,10 +10,13 @@ An axis that the devices do not divide evenly is whole on each of them: slower, 
 
 import math
 from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
+
+T = TypeVar("T")
 
 DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
 MESH_AXES = (DATA, FSDP, TENSOR)
@@ -80,7 +83,28 @@ def partition(mesh: Mesh | AbstractMesh, axes: Axes, shape: tuple[int, ...]) -> 
 
 def constrain(x: Array, *axes: str | None) -> Array:
     """`x`, split as these logical axes say over the mesh that it is computed on; without one, `x`."""
-    mesh = jax.typeof(x).sharding.mesh
+    return _on(jax.typeof(x).sharding.mesh, x, axes)
+
+
+def whole_beside(other: Any, tree: T) -> T:
+    """The arrays of `tree`, each whole on every device of the mesh that the arrays of `other` are on.
+
+    What a program gives to its caller must be so where a mesh spans hosts, as each can read only what it holds.
+    """
+    mesh = jax.typeof(jax.tree.leaves(other)[0]).sharding.mesh
+    return jax.tree.map(lambda leaf: _on(mesh, leaf, (None,) * leaf.ndim), tree)
+
+
+def _on(mesh: AbstractMesh, x: Array, axes: Axes) -> Array:
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition(mesh, axes, x.shape)))
+
+
+def shares(array: Array, axis: str) -> int:
+    """Into how many parts the mesh that `array` is computed on splits its first axis, which has this logical name."""
+    mesh = jax.typeof(array).sharding.mesh
+    if mesh.empty:
+        return 1
+    over = partition(mesh, (axis, *(None,) * (array.ndim - 1)), array.shape)[0]
+    return math.prod(mesh.shape[each] for each in ((over,) if isinstance(over, str) else over or ()))
