@@ -11,10 +11,21 @@ from pathlib import Path
 
 from components.errors import ConfigError, HeadraceError
 from components.telemetry.progress import say
-from pipeline.commands import compiling, doctor, reporting, run
+from pipeline.commands import cluster, comparing, compiling, doctor, reporting, run
 from pipeline.commands.command import BAD_INPUT, FAILED
 
-COMMANDS = (run.COMMAND, doctor.COMMAND, compiling.COMMAND, reporting.REPORT, reporting.REPLAY)
+COMMANDS = (
+    run.COMMAND,
+    doctor.COMMAND,
+    compiling.COMMAND,
+    reporting.REPORT,
+    reporting.REPLAY,
+    comparing.COMMAND,
+    cluster.SUBMIT,
+    cluster.SCHEDULE,
+    cluster.WATCH,
+    cluster.CANCEL,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -19,9 +19,10 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """A recipe and `--set`, as `recipe` and `set`."""
-    parser.add_argument("recipe", help=f"a path, a gs:// URI, or one of {', '.join(shipped_recipes())}")
+def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """A recipe and `--set`, as `recipe` (None where it is left out) and `set`."""
+    help_text = f"a path, a gs:// URI, or one of {', '.join(shipped_recipes())}"
+    parser.add_argument("recipe", nargs="?" if optional else None, help=help_text)
     help_text = "replace one value of the recipe, e.g. train.steps=3; may be given again"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help_text)
 

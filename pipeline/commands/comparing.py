@@ -1,0 +1,62 @@
+"""`headrace compare RUN RUN ...`: what differs between runs, and what came of each."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands.cluster import add_connection, connection_of
+from pipeline.commands.command import OK, Command, add_json
+
+if TYPE_CHECKING:
+    from pipeline.connection import Client, Connection
+
+_PAGE = "comparison.html"
+_HEADLINES = ("accuracy_before", "accuracy_after", "reward_after", "steps", "wall_seconds")
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Compare runs: folders, gs:// folders, or ids of runs on the cluster. Writes a page."""
+    from components.telemetry.comparison import write_comparison  # with it comes matplotlib
+    from pipeline.comparing import compared_runs, comparison_record
+
+    def connect() -> tuple["Client", "Connection"]:
+        from pipeline.connection import connect
+
+        connection = connection_of(options)
+        return connect(connection), connection
+
+    runs = compared_runs(options.runs, connect)
+    record = comparison_record(runs, write_comparison(runs, options.output))
+    print(json.dumps(record, default=str) if options.json else _text(record))
+    return OK
+
+
+def _text(record: dict[str, Any]) -> str:
+    """The runs as columns below each other: what differs, then the headlines."""
+    names = [run["run"] for run in record["runs"]]
+    rows = [("", [run["name"] for run in record["runs"]])]
+    rows += [(key, [_cell(values[name]) for name in names]) for key, values in record["parameters_that_differ"].items()]
+    metrics = record["metrics"]
+    rows += [(key, [_cell(metrics[key][name]) for name in names]) for key in _HEADLINES if key in metrics]
+    first = max(len(key) for key, _ in rows)
+    widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(names))]
+    lines = [
+        "  ".join([f"{key:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))])
+        for key, cells in rows
+    ]
+    return "\n".join([*lines, "", f"page: {record['report_html']}"])
+
+
+def _cell(value: Any) -> str:
+    text = "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, local or gs://, or a run's id")
+    parser.add_argument("-o", "--output", default=_PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    add_json(parser)
+    add_connection(parser)
+
+
+COMMAND = Command("compare", compare, _add_arguments)
