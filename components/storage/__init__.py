@@ -17,6 +17,7 @@ from components.storage.files import (
     is_remote,
     join,
     list_files,
+    list_sizes,
     read_bytes,
     read_text,
     read_versioned,
@@ -35,12 +36,14 @@ from components.storage.folders import (
 )
 from components.storage.lines import LineLog, read_lines
 from components.storage.lock import sole_process
-from components.storage.place import ConflictError, Uri
+from components.storage.place import AccessError, ConflictError, StorageError, Uri
 
 __all__ = [
     "OWN_MARKER",
+    "AccessError",
     "ConflictError",
     "LineLog",
+    "StorageError",
     "Uri",
     "checksum",
     "claim_folder",
@@ -52,6 +55,7 @@ __all__ = [
     "is_remote",
     "join",
     "list_files",
+    "list_sizes",
     "read_bytes",
     "read_checksums",
     "read_lines",

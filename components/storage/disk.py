@@ -1,15 +1,19 @@
 """The local file system as a place: temporary name, flush, rename."""
 
+import errno
 import fcntl
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
-from components.storage.place import PARTIAL, ConflictError, LogEnd
+from components.storage.place import PARTIAL, ConflictError, LogEnd, StorageError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Disk:
@@ -29,7 +33,7 @@ class Disk:
         with _folder_lock(path.parent):
             current = path.stat().st_mtime_ns if path.is_file() else 0
             if expected is not None and expected != current:
-                raise ConflictError(f"{uri} has generation {current}, not {expected}: somebody else wrote it")
+                raise ConflictError(f"{uri} has generation {current}, not {expected}: {_who_wrote(current)}")
             generation = max(time.time_ns(), current + 1)
             with renamed_at_end(path) as partial:
                 partial.write_bytes(data)
@@ -48,29 +52,32 @@ class Disk:
     def open_log(self, uri: str) -> LogEnd:
         path = Path(uri)
         if not path.is_file():
-            return 0, 0
+            return LogEnd()
         if not (text := path.read_bytes()).endswith(b"\n"):
             os.truncate(path, text.rfind(b"\n") + 1)
-        return 0, path.stat().st_size
+        return LogEnd(size=path.stat().st_size)
 
     def append(self, uri: str, data: bytes, end: LogEnd) -> LogEnd:
         path = Path(uri)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            if file.tell() != end[1]:
-                raise ConflictError(f"{uri} has {file.tell()} bytes, not {end[1]}: somebody else writes it")
+        with _room_for(path), path.open("ab") as file:
+            if file.tell() != end.size:
+                raise ConflictError(f"{uri} has {file.tell()} bytes, not {end.size}: somebody else writes it")
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        return 0, end[1] + len(data)
+        return LogEnd(size=end.size + len(data))
 
     def size(self, uri: str) -> int | None:
         path = Path(uri)
         return path.stat().st_size if path.is_file() else None
 
-    def walk(self, folder: str) -> Iterable[str]:
+    def walk(self, folder: str) -> Iterable[tuple[str, int]]:
         for where, _, names in os.walk(folder):
-            yield from (os.path.join(where, name) for name in names)
+            for path in (os.path.join(where, name) for name in names):
+                with suppress(FileNotFoundError):  # deleted since
+                    # A link that leads nowhere is listed, too: whoever copies the folder has to be told.
+                    yield path, (os.stat if os.path.exists(path) else os.lstat)(path).st_size
 
     def delete(self, uri: str) -> None:
         Path(uri).unlink(missing_ok=True)
@@ -86,12 +93,34 @@ def renamed_at_end(path: Path) -> Iterator[Path]:
     """A temporary name beside `path`, flushed to the disk and renamed when the block ends well."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
-        yield partial
-        _flush(partial)
-        partial.rename(path)
-        _flush(path.parent)
+        with _room_for(path):
+            yield partial
+            _flush(partial)
+            partial.rename(path)
+            _flush(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _room_for(path: Path) -> Iterator[None]:
+    """Names the file that a full disk keeps from being written: the system says only that some disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        free = shutil.disk_usage(path.parent).free / 1e9
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror} ({free:.1f} GB are free there). Nothing half-written is left; "
+            "make room and run the same command again"
+        ) from error
+
+
+def _who_wrote(generation: int) -> str:
+    if not generation:
+        return "somebody else deleted it"
+    return f"somebody else wrote it at {datetime.fromtimestamp(generation / 1e9, UTC):%F %T} UTC"
 
 
 def _flush(path: Path) -> None:

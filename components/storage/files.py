@@ -1,5 +1,6 @@
 """One file, on a local path or a gs:// URI: read, write, look, copy, delete."""
 
+import functools
 import hashlib
 import tempfile
 from collections.abc import Iterator
@@ -7,22 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from components.errors import ConfigError, Problem
-from components.storage.bucket import Bucket
 from components.storage.disk import Disk, renamed_at_end
 from components.storage.place import PARTIAL, Place, Uri
 
 _DISK = Disk()
-_BUCKET = Bucket()
 
 
 def place_of(uri: Uri) -> Place:
     """The place that a path or URI points into. Raises ConfigError for a scheme that is not gs://."""
-    scheme, separator, _ = str(uri).partition("://")
-    if not separator:
-        return _DISK
-    if scheme == "gs":
-        return _BUCKET
-    raise ConfigError(Problem(where="storage", value=str(uri), message="a place is a local path or a gs:// URI"))
+    return _bucket() if is_remote(uri) else _DISK
+
+
+@functools.cache
+def _bucket() -> Place:
+    # Google's client is slow to import, and local work has no use for it.
+    from components.storage.bucket import Bucket
+
+    return Bucket()
 
 
 def read_bytes(uri: Uri) -> bytes:
@@ -55,7 +57,8 @@ def write_text(uri: Uri, text: str, *, if_generation_match: int | None = None) -
 
 def exists(uri: Uri) -> bool:
     """Whether there is a file, or a folder that holds one."""
-    return place_of(uri).size(str(uri)) is not None or any(True for _ in _whole_files(uri))
+    place = place_of(uri)
+    return place.size(str(uri)) is not None or any(not name.endswith(PARTIAL) for name, _ in place.walk(str(uri)))
 
 
 def size(uri: Uri) -> int:
@@ -69,6 +72,11 @@ def size(uri: Uri) -> int:
 def list_files(folder: Uri) -> list[str]:
     """All files below a folder, as sorted paths or URIs. Files that are still being written are not among them."""
     return sorted(_whole_files(folder))
+
+
+def list_sizes(folder: Uri) -> dict[str, int]:
+    """`list_files`, each with its size in bytes, by one look at all of them."""
+    return dict(sorted(_whole_files(folder).items()))
 
 
 def delete(uri: Uri) -> None:
@@ -85,8 +93,11 @@ def join(base: Uri, *parts: str) -> str:
 
 
 def is_remote(uri: Uri) -> bool:
-    """Whether the URI is on GCS."""
-    return place_of(uri) is _BUCKET
+    """Whether the URI is on GCS. Raises ConfigError for a scheme that is not gs://."""
+    scheme, separator, _ = str(uri).partition("://")
+    if separator and scheme != "gs":
+        raise ConfigError(Problem(where="storage", value=str(uri), message="a place is a local path or a gs:// URI"))
+    return bool(separator)
 
 
 def checksum(uri: Uri) -> str:
@@ -107,8 +118,8 @@ def download(uri: Uri, target: Path) -> None:
         place_of(uri).download(str(uri), partial)
 
 
-def _whole_files(folder: Uri) -> Iterator[str]:
-    return (each for each in place_of(folder).walk(str(folder)) if not each.endswith(PARTIAL))
+def _whole_files(folder: Uri) -> dict[str, int]:
+    return {name: size for name, size in place_of(folder).walk(str(folder)) if not name.endswith(PARTIAL)}
 
 
 @contextmanager

