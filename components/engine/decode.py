@@ -19,7 +19,9 @@ from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import Cache, copy_slot, put_back, take_rows
 from components.model.decoder import forward_cached, logits
+from components.model.lockstep import Program, program
 from components.model.lora import Adapter
+from components.model.sharding import whole_beside
 
 
 class DecodeRows(NamedTuple):
@@ -52,6 +54,7 @@ class _Loop(NamedTuple):
     counts: Int[Array, " rows"]
 
 
+@program
 @functools.partial(
     jax.jit, static_argnames=("architecture", "steps", "stop_ids", "truncated"), donate_argnames=("cache",)
 )
@@ -101,7 +104,7 @@ def decode(
     if slots is not None:
         live = jnp.sum(start.remaining > 0)
         filled = put_back(cache, end.cache, slots, start.positions, live, length=steps)
-    return filled, end.sampled, end.logprobs, end.counts
+    return filled, *whole_beside(base, (end.sampled, end.logprobs, end.counts))
 
 
 def _first(rows: DecodeRows, cache: Cache, steps: int) -> _Loop:
@@ -118,6 +121,7 @@ def _first(rows: DecodeRows, cache: Cache, steps: int) -> _Loop:
     )
 
 
+@program
 @functools.partial(jax.jit, static_argnames=("architecture",), donate_argnames=("cache",))
 def prefill(
     architecture: Architecture,
@@ -133,12 +137,14 @@ def prefill(
     return cache
 
 
+@program
 @functools.partial(jax.jit, donate_argnames=("cache",))
 def copy(cache: Cache, source: Int[Array, ""], target: Int[Array, ""]) -> Cache:
     """Give slot `target` the contents of slot `source`."""
     return copy_slot(cache, source, target)
 
 
+@program
 @functools.partial(jax.jit, static_argnames=("architecture",), donate_argnames=("cache",))
 def score(
     architecture: Architecture,
@@ -154,7 +160,7 @@ def score(
         architecture, base, adapter, tokens[None], cache, slots=jnp.zeros(1, jnp.int32), starts=start[None]
     )
     scores = jax.nn.log_softmax(logits(architecture, base, hidden[0]), axis=-1)
-    return cache, jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
+    return cache, whole_beside(base, jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0])
 
 
 def bucket(length: int, smallest: int = 16) -> int:
@@ -164,4 +170,5 @@ def bucket(length: int, smallest: int = 16) -> int:
 
 def compilations() -> int:
     """How many programs of the engine this process has compiled."""
-    return sum(program._cache_size() for program in (decode, prefill, copy, score))  # type: ignore[attr-defined]
+    programs: tuple[Program, ...] = (decode, prefill, copy, score)  # type: ignore[assignment]
+    return sum(each.function._cache_size() for each in programs)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from components.model.architecture import Architecture
+from components.model.lockstep import program
 from components.model.placement import HERE, Placement
 from components.model.sharding import ROWS
 
@@ -40,6 +41,7 @@ class Cache:
         return self.keys[0].shape[3]
 
 
+@program
 def init_cache(
     architecture: Architecture,
     slots: int,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float
 
+from components.model.lockstep import on_host
 from components.model.lora import Adapter, LoraPair, delta_norm, named_pairs
 
 Matrix = Float[Array | np.ndarray, "rows columns"]
@@ -64,7 +65,7 @@ class Held:
 
 def make_manifest(adapter: Adapter) -> Manifest:
     """Reads the arrays once, on the host; 20 MB take about 30 ms."""
-    return Manifest({name: _facts(pair) for name, pair in named_pairs(adapter).items()})
+    return Manifest({name: _facts(pair) for name, pair in named_pairs(on_host(adapter)).items()})
 
 
 def find_difference(adapter: Adapter, wanted: Manifest, held: Manifest, earlier: Mapping[int, Manifest]) -> str | None:
@@ -83,7 +84,7 @@ def find_difference(adapter: Adapter, wanted: Manifest, held: Manifest, earlier:
         return None
     name = different[0]
     older = {number: each.modules[name] for number, each in earlier.items() if name in each.modules}
-    how = _module_difference(named_pairs(adapter)[name], wanted.modules[name], held.modules[name], older)
+    how = _module_difference(named_pairs(on_host(adapter))[name], wanted.modules[name], held.modules[name], older)
     return f"{how.format(name=name)} ({len(different)} of {len(wanted.modules)} modules differ)"
 
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 from pydantic import Field
 
 from components.config import config
 from components.errors import ConfigError, Problem
+from components.model.lockstep import program
 from components.model.sharding import DATA, FSDP, MESH_AXES, ROWS, Axes, logical_axes, partition
 
 T = TypeVar("T")
@@ -84,7 +85,8 @@ class Placement:
 
     def put(self, array: Any, axes: Axes) -> Any:
         """One array, split as these logical axes say."""
-        return array if self.mesh is None else jax.device_put(array, self.sharding(axes, array.shape))
+        sharding = self.sharding(axes, array.shape)
+        return array if sharding is None else _put(array, sharding)
 
     def sharding(self, axes: Axes, shape: tuple[int, ...]) -> NamedSharding | None:
         """Where an array of this shape belongs; None for the default device."""
@@ -127,6 +129,16 @@ def make_placements(mesh: MeshConfig | None = None, placement: PlacementConfig |
         return BOTH_HERE
     shared = _on(_devices("mesh", f"{mesh.data} x {mesh.fsdp} x {mesh.tensor}", mesh.devices), mesh)
     return Placements(shared, shared)
+
+
+def put_beside(array: Any, other: jax.Array) -> Any:
+    """An array of this process where `other` is, if that is spread over hosts."""
+    return array if other.is_fully_addressable else _put(array, other.sharding)
+
+
+@program
+def _put(array: Any, sharding: Sharding) -> jax.Array:
+    return jax.device_put(array, sharding)
 
 
 def placement_of(tree: Any) -> Placement:

@@ -5,6 +5,7 @@ count up in each, so "at my position or before, in my segment" is "at my place o
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -85,7 +86,7 @@ def _over_mesh(
     """The kernel for all rows and key heads; the compiler cannot split a kernel, so this does."""
 
     def local(queries: Array, keys: Array, values: Array, segments: Array) -> Array:
-        def row(queries: Array, keys: Array, values: Array, segments: Array) -> Array:
+        def row(queries: Array, keys: Array, values: Array, segments: Array) -> Any:
             ids = kernels.SegmentIds(segments, segments)
             return jax.vmap(functools.partial(kernel, segment_ids=ids))(queries, keys, values)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
@@ -11,6 +12,7 @@ from components.model import huggingface
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
+from components.model.lockstep import program
 from components.model.packages import package_file
 from components.model.placement import HERE, Placement
 from components.model.quantise import Kind
@@ -27,6 +29,9 @@ class Model:
     tokenizer_source: Path | None
 
 
+jax.tree_util.register_dataclass(Model, data_fields=["base"], meta_fields=["architecture", "tokenizer_source"])
+
+
 def locate(source: str) -> Path:
     """The path that a source means: `package:NAME` is the GGUF file inside the installed package NAME.
 
@@ -39,6 +44,7 @@ def locate(source: str) -> Path:
     return path
 
 
+@program
 def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none", placement: Placement = HERE) -> Model:
     """Read a Hugging Face folder (config.json, *.safetensors), a `.gguf` file, or `package:NAME`.
 

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from components.model.lora import Adapter, module_names
+from components.model.placement import placement_of
 from components.rollout.session import Session
 from components.training.packing import Packer, PackingConfig
 from components.training.update import Score, make_score
@@ -45,7 +46,8 @@ def _trainer_score(session: Session, score: Score) -> TrainerScore:
             packer.add(Sample(tuple(canary), mask, unknown, (0,) * len(canary), advantage=0.0))
         microbatch = packer.flush()
         assert microbatch is not None, "there is at least one canary of two tokens"
-        flat = np.asarray(score(session.model.base, adapter, microbatch))
+        base = session.model.base
+        flat = np.asarray(score(base, adapter, placement_of(base).split(microbatch)))
         ends = np.cumsum([len(canary) - 1 for canary in canaries])
         return list(np.split(flat[: ends[-1]], ends[:-1]))
 

@@ -23,6 +23,8 @@ import orbax.checkpoint as ocp
 
 from components import storage
 from components.errors import CheckpointError
+from components.model.lockstep import on_host
+from components.model.placement import put_beside
 from components.storage.files import place_of
 
 T = TypeVar("T")
@@ -58,8 +60,8 @@ class Checkpoints:
         replaced = self._readable_manifest(step)
         payload = f"state-{uuid.uuid4().hex[:8]}"
         target = storage.join(self.folder, str(step), payload)
-        leaves = _named(state)
-        with _written(target) as folder, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        leaves = _named(on_host(state))
+        with _written(target) as folder, _checkpointer() as checkpointer:
             checkpointer.save(folder, args=ocp.args.StandardSave(leaves))
         manifest = _Manifest(
             payload=payload,
@@ -106,9 +108,10 @@ class Checkpoints:
         _check_leaves(storage.join(self.folder, str(step)), manifest.leaves, leaves)
         source = storage.join(self.folder, str(step), manifest.payload)
         targets = {name: _target(leaf) for name, leaf in leaves.items()}
-        with _read(source) as folder, ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        with _read(source) as folder, _checkpointer() as checkpointer:
             found = checkpointer.restore(folder, args=ocp.args.StandardRestore(targets))
-        return jax.tree.unflatten(jax.tree.structure(like), [found[name] for name in leaves])
+        placed = [put_beside(found[name], leaf) for name, leaf in leaves.items()]
+        return jax.tree.unflatten(jax.tree.structure(like), placed)
 
     def _candidates(self) -> list[int]:
         """Every name below the folder that is a step number; empty directories too, which only a disk can hold."""
@@ -201,12 +204,23 @@ def _named(state: Any) -> dict[str, jax.Array]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
+def _checkpointer() -> ocp.Checkpointer:
+    """Orbax, for this process alone: where a model is spread over hosts, one of them writes what it has gathered."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"headrace-{me}"
+    )
+    return ocp.Checkpointer(ocp.StandardCheckpointHandler(multiprocessing_options=alone), multiprocessing_options=alone)
+
+
 def _signature(leaf: jax.Array) -> list[Any]:
     return [list(leaf.shape), str(leaf.dtype)]
 
 
 def _target(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    sharding = leaf.sharding if leaf.is_fully_addressable else here
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def _check_leaves(where: str, saved: Mapping[str, Any], wanted: Mapping[str, jax.Array]) -> None:

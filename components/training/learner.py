@@ -103,8 +103,8 @@ class Learner:
         if microbatch is None:
             return
         step, adapter = self._step, self.state.adapter
-        microbatch = placement_of(self._base).split(microbatch)
         with span("microbatch", fill=microbatch.fill):
+            microbatch = placement_of(self._base).split(microbatch)
             reference = self._score(self._base, None, microbatch) if self._objective.needs_reference else None
             step.gradients, statistics = self._accumulate(
                 self._base, adapter, step.gradients, microbatch, reference, self.state.step

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from components.config import config
 from components.errors import ConfigError, Problem
+from components.model.lockstep import program
 
 
 class Schedule(StrEnum):
@@ -48,6 +49,7 @@ class Optimizer(NamedTuple):
     total_steps: int
 
 
+@program
 def make_optimizer(config: OptimizerConfig, total_steps: int) -> Optimizer:
     """The chain clip -> Adam -> weight decay, and the schedule over `total_steps`.
 

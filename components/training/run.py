@@ -18,9 +18,11 @@ from components.engine.core import EngineConfig
 from components.engine.sampling import SamplingConfig
 from components.errors import ConfigError, Problem
 from components.model.base_artifact import read_base
+from components.model.lockstep import on_host
 from components.model.lora import Adapter
 from components.model.peft import WEIGHTS_FILE, read_config, save_adapter
 from components.model.placement import MeshConfig, PlacementConfig, Placements, make_placements, placement_of
+from components.model.platform import hardware
 from components.model.weights import Model
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import RolloutConfig
@@ -134,7 +136,7 @@ def train(
             loop = _loop(session, settings, learner, problems, cursor, history, journal, records, checkpoints)
             asyncio.run(run_until_interrupted(loop))
         summary = _summary(loop, session, settings, world)
-        save_adapter(Path(trained), learner.state.adapter, lora, base_name=str(base))
+        save_adapter(Path(trained), on_host(learner.state.adapter), lora, base_name=str(base))
     write_trace(storage.join(run_folder, "trace.json"))
     update_summary(run_folder, summary)
     return summary
@@ -239,6 +241,7 @@ def _summary(loop: TrainingLoop, session: Session, settings: TrainConfig, world:
     last = loop.proofs[-1]
     return {
         "steps": settings.steps,
+        "hardware": hardware(),
         "tokens": loop.history.ledger.tokens(),
         "tokens_by_version": {world.use: _fates(loop.history.ledger.by_version())},
         "trainer_seconds": trainer,

@@ -12,6 +12,7 @@ from typing import Protocol, no_type_check, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Float, Int
@@ -21,7 +22,9 @@ from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.decoder import forward
 from components.model.head import token_logprobs
+from components.model.lockstep import made, program
 from components.model.lora import Adapter
+from components.model.sharding import whole_beside
 from components.training.optimizer import Optimizer
 from components.training.packing import Microbatch
 
@@ -65,16 +68,19 @@ class Accumulate(Protocol):
         ...
 
 
+@program
 def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
     """Step 0. The adapter is shared with the caller, not copied."""
     return TrainState(adapter, optimizer.direction.init(adapter), jnp.int32(0), jnp.int32(0))
 
 
+@program
 def zero_gradients(adapter: Adapter) -> Adapter:
     """Fresh float32 sums, to be donated to `accumulate`."""
     return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), adapter)
 
 
+@program
 def make_score(architecture: Architecture, *, temperature: float, chunk: int = 256) -> Score:
     """A jitted (base, adapter, microbatch) -> log-probs of the sampled tokens; 0 at padding.
 
@@ -82,14 +88,16 @@ def make_score(architecture: Architecture, *, temperature: float, chunk: int = 2
     is the reference policy.
     """
 
+    @made
     @jax.jit
     def score(base: Base, adapter: Adapter | None, microbatch: Microbatch) -> Float[Array, "tokens"]:
         logprobs, _ = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
-        return jnp.where(microbatch.sampled.mask, logprobs, 0.0)
+        return whole_beside(base, jnp.where(microbatch.sampled.mask, logprobs, 0.0))
 
     return score
 
 
+@program
 def make_accumulate(
     architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = 256
 ) -> Accumulate:
@@ -124,9 +132,10 @@ def make_accumulate(
         added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, reference_logprobs, version)
         return jax.tree.map(jnp.add, gradients, added), statistics
 
-    return jax.jit(accumulate, donate_argnums=(2,))
+    return made(jax.jit(accumulate, donate_argnums=(2,)))
 
 
+@program
 def make_apply(optimizer: Optimizer) -> Apply:
     """A (state, gradients, denominator) -> (state, metrics) that ends an optimizer step.
 
@@ -136,8 +145,9 @@ def make_apply(optimizer: Optimizer) -> Apply:
     """
 
     def step(
-        adapter: Adapter, state: optax.OptState, number: Array, gradients: Adapter, denominator: Array
-    ) -> tuple[Adapter, optax.OptState, Metrics]:
+        adapter: Adapter, state: optax.OptState, counts: tuple[Array, Array], gradients: Adapter, denominator: Array
+    ) -> tuple[TrainState, Metrics]:
+        number, skipped = counts
         gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(denominator, 1e-30), gradients)
         norm = optax.tree.norm(jax.tree.leaves(gradients))
         usable = jnp.isfinite(norm) & (denominator > 0)
@@ -151,19 +161,19 @@ def make_apply(optimizer: Optimizer) -> Apply:
             "learning_rate": rate,
             "skipped": (~usable).astype(jnp.int32),
         }
-        return optax.apply_updates(adapter, changes), kept, metrics
+        moved_adapter = optax.apply_updates(adapter, changes)
+        return TrainState(moved_adapter, kept, number + 1, skipped + metrics["skipped"]), metrics
 
     jitted = jax.jit(step, donate_argnums=(1, 3))
 
     def apply(state: TrainState, gradients: Adapter, denominator: int | float) -> tuple[TrainState, Metrics]:
-        adapter, moved, metrics = jitted(
-            state.adapter, state.optimizer, state.step, gradients, jnp.float32(denominator)
-        )
-        return TrainState(adapter, moved, state.step + 1, state.skipped + metrics["skipped"]), metrics
+        counts = state.step, state.skipped
+        return jitted(state.adapter, state.optimizer, counts, gradients, np.float32(denominator))
 
-    return apply
+    return made(apply)
 
 
+@program
 def add_statistics(sums: Mapping[str, Array], added: Mapping[str, Array]) -> Statistics:
     """Sums (and maxima, see `Statistics`) of an optimizer step so far; start from `{}`."""
     return {

@@ -87,20 +87,20 @@ def test_loss_and_gradients_over_four_devices_are_those_of_one(sides):
 
 def test_rows_are_computed_where_they_are_and_only_gradients_and_sampled_places_travel(sides):
     base, adapter, batch = tiny.BASE, tiny.tiny_adapter(1), microbatch()
-    alone = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
+    alone = ACCUMULATE.function.lower(base, adapter, zero_gradients(adapter), batch).compile()
     base, adapter, batch = sides.trainer.whole(base), sides.trainer.whole(adapter), sides.trainer.split(batch)
-    split = ACCUMULATE.lower(base, adapter, zero_gradients(adapter), batch).compile()
+    split = ACCUMULATE.function.lower(base, adapter, zero_gradients(adapter), batch).compile()
     assert split.cost_analysis()["flops"] < 0.6 * alone.cost_analysis()["flops"]
 
 
 def test_steps_compile_once(sides):
     adapter = sides.trainer.whole(tiny.tiny_adapter(1))
     base, batch = sides.trainer.whole(tiny.BASE), sides.trainer.split(microbatch())
-    before = ACCUMULATE._cache_size()
+    before = ACCUMULATE.function._cache_size()
     gradients = zero_gradients(adapter)
     for _ in range(3):
         gradients, _ = ACCUMULATE(base, adapter, gradients, batch)
-    assert ACCUMULATE._cache_size() - before <= 1
+    assert ACCUMULATE.function._cache_size() - before <= 1
 
 
 def greedy(engine: Engine) -> list[tuple[int, ...]]:
