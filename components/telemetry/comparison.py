@@ -6,7 +6,7 @@ differing_parameters(runs) == {"train.steps": {"a": 10, "b": 20}}
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,11 @@ from components.telemetry.page import render_page
 from components.telemetry.run_files import FATES, STEP_KEYS, RunRecord
 
 _SIGNALS = ("accuracy", "entropy", "reference_kl", "loss", "gradient_norm", "episode_seconds", "tool_error_rate")
-_SHARES = ("accuracy", "share", "pass_at", "rate")
-_LOWER_IS_BETTER = ("wall_seconds", "peak_memory_gib", "idle_share", "failed", "stale", "improvement_p_value")
-_NO_RANKING = ("before", "low", "high", "evaluation_tasks", "steps", "tokens", "seed")
+_SHARES = frozenset({"accuracy", "share", "rate", "pass"})
+_LOWER_IS_BETTER = frozenset({"seconds", "memory", "idle", "failed", "stale"})
+_NO_RANKING = frozenset({"before", "low", "high", "tasks", "steps", "tokens", "seed", "value"})
+"""Words in the names of metrics: which are shares of one, which are better when lower, and which are neither."""
+
 _LONGEST_VALUE = 120
 
 
@@ -123,7 +125,10 @@ def _run(run: ComparedRun, color: Markup) -> dict[str, Any]:
         "color": color,
         "state": run.state.lower(),
         "place": run.place,
-        "what": " · ".join(str(summary[key]) for key in ("recipe", "model", "environment") if summary.get(key)),
+        # Of an environment that is named as module:Class, the class says enough here.
+        "what": " · ".join(
+            str(summary[key]).rpartition(":")[2] for key in ("recipe", "model", "environment") if summary.get(key)
+        ),
         "steps": formatting.number(summary.get("steps", len(run.record.metrics) or None)),
         "time": formatting.seconds(summary.get("wall_seconds")),
     }
@@ -151,13 +156,18 @@ def _ranges(name: str, runs: Sequence[ComparedRun], colors: Mapping[str, str]) -
 
 
 def _metric(name: str, values: Sequence[int | float | None]) -> dict[str, Any]:
-    text = formatting.percent if any(word in name for word in _SHARES) else formatting.number
+    words = set(name.split("_"))
+    text: Callable[[int | float | None], str] = formatting.number
+    if words & _SHARES:
+        text = formatting.percent
+    elif "seconds" in words:
+        text = formatting.seconds
     known = [value for value in values if value is not None]
     best = None
-    if len(set(known)) > 1 and not any(word in name for word in _NO_RANKING):
-        best = min(known) if any(word in name for word in _LOWER_IS_BETTER) else max(known)
+    if len(set(known)) > 1 and not words & _NO_RANKING:
+        best = min(known) if words & _LOWER_IS_BETTER else max(known)
     return {
-        "name": name.replace("_", " "),
+        "name": name.replace("_", " ").replace("gib", "GiB").replace("seconds", "time"),
         "cells": [{"text": text(value), "best": best is not None and value == best} for value in values],
     }
 
@@ -167,7 +177,7 @@ def _curve(rewards: Mapping[str, Sequence[tuple[int, float]]], marks: Mapping[st
     return {
         key: Markup(
             plots.page_svg(
-                plots.curves(rewards, marks, unit="reward", palette=plots.PAGE, size=size),
+                plots.curves(rewards, marks, unit="reward", share=True, palette=plots.PAGE, size=size),
                 title="Mean reward of each optimizer step, of every run",
                 name=f"curve-{key}",
             )
@@ -181,7 +191,7 @@ def _signal(key: str, runs: Sequence[ComparedRun], marks: Mapping[str, str]) -> 
     if not series:
         return None
     name = key.replace("_", " ").removesuffix(" mean")
-    figure = plots.curves(series, marks, unit="", palette=plots.PAGE, size=(4.3, 2.2))
+    figure = plots.curves(series, marks, unit="", share=key == "accuracy", palette=plots.PAGE, size=(4.3, 2.2))
     picture = plots.page_svg(figure, title=f"{name} of every run", name=key.replace("_", "-"))
     return {"name": name, "meaning": STEP_KEYS[key], "picture": Markup(picture)}
 

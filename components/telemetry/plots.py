@@ -181,10 +181,14 @@ def curves(
     colors: Mapping[str, str],
     *,
     unit: str,
+    share: bool,
     palette: Palette = LIGHT,
     size: tuple[float, float] = (8.6, 3.4),
 ) -> Figure:
-    """A smoothed line over optimizer steps for each run, over its own values as faint points."""
+    """A smoothed line over optimizer steps for each run, over its own values as faint points.
+
+    `share` says that values between 0 and 1 are shown on the whole of that range.
+    """
     figure, axes = _figure(size, palette)
     for name, points in series.items():
         thinned = _thinned(points)
@@ -192,7 +196,8 @@ def curves(
         steps = np.interp(at, np.arange(len(thinned)), thinned[:, 0])
         axes.plot(thinned[:, 0], thinned[:, 1], "o", color=colors[name], markersize=2.2, alpha=0.35)
         axes.plot(steps, smoothed(thinned[:, 1], at), color=colors[name], linewidth=2.0, solid_capstyle="round")
-    _unit_range(axes, [value for points in series.values() for _, value in points])
+    if share:
+        _unit_range(axes, [value for points in series.values() for _, value in points])
     axes.set_xlabel("optimizer step")
     axes.set_ylabel(unit)
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)

@@ -71,9 +71,16 @@ def test_the_better_number_is_marked_and_a_setting_is_not(pair: list[ComparedRun
     slower = ComparedRun("slow", RunRecord(summary={"wall_seconds": 20, "reward_after": 0.9, "steps": 6}))
     page = render_comparison([faster, slower])
     rows = {row.split("</th>")[0].rpartition(">")[2]: row for row in page.split("<tr>") if 'scope="row"' in row}
-    assert "<strong>10</strong>" in rows["wall seconds"]
+    assert "<strong>10 s</strong>" in rows["wall time"]
     assert "<strong>0.9</strong>" in rows["reward after"]
     assert "<strong>" not in rows["steps"]
+
+
+def test_a_share_is_told_in_percent_and_an_amount_is_not() -> None:
+    summary = {"accuracy_after": 0.5, "tokens": {"generated": 1200}}
+    page = render_comparison([run("a", summary), run("b", summary)])
+    assert page.count("50\u202f%") == 2
+    assert page.count("1\u202f200<") == 2
 
 
 def test_what_a_run_is_called_cannot_write_into_the_page() -> None:
