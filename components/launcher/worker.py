@@ -5,10 +5,12 @@
 What each pod of a JobSet runs. Inputs are copied to this machine's disk, the train door is the very one that a step
 calls, and metrics, journal and checkpoints go to the run's folder while it goes on, so that pods that are started again
 go on from there. Ends with 0 when the result is written, 78 when another try would end in the same way, and 75 when it
-was stopped. Over several hosts the processes find each other by `jax.distributed.initialize()`, and the first writes.
+was stopped. Over several hosts the processes find each other by `jax.distributed.initialize()`; the first trains, and
+the others compute what it computes.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +69,31 @@ def _run(places: argparse.Namespace) -> int:
     request = _read_request(places.request)
     is_first = _join_hosts(request["hosts"])
     # Imported only now: whoever imports the trainer has chosen its devices.
+    from components.model.lockstep import follow, lead
     from components.training.run import train
 
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        inputs = {name: str(work / name) for name in request["inputs"]}
-        for name, uri in request["inputs"].items():
-            copy_folder(uri, work / name)
-        trained = work / "trained"
+    # The same place on every host, as they read the same files when the first one does.
+    work = Path(tempfile.gettempdir(), f"headrace-{hashlib.sha256(places.request.encode()).hexdigest()[:16]}")
+    inputs = {name: str(work / name) for name in request["inputs"]}
+    for name, uri in request["inputs"].items():
+        copy_folder(uri, work / name)
+    if not is_first:
+        # Told to stop, the first host needs the others to save; they end with it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        follow()
+        return 0
+    trained = work / "trained"
+    with lead() if request["hosts"] > 1 else nullcontext():
         summary = train(
             section=request["section"],
             environment=request["environment"],
             seed=request["seed"],
-            run_folder=request["run_folder"] if is_first else str(work / "run"),
+            run_folder=request["run_folder"],
             trained=str(trained),
             **inputs,
         )
-        if is_first:
-            send_folder(trained, request["trained"])
-            storage.write_text(places.result, json.dumps({"summary": summary}, default=str))
+    send_folder(trained, request["trained"])
+    storage.write_text(places.result, json.dumps({"summary": summary}, default=str))
     return 0
 
 
