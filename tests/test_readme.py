@@ -47,7 +47,7 @@ def test_the_asynchronous_settings_are_valid_with_those_that_stand_in_comments()
     written = re.sub(r"^( +)# (?=[a-z_]+: )", r"\1", block("yaml", "max_staleness: 2"), flags=re.MULTILINE)
     settings = yaml.safe_load(written)["train"]
     assert {"drop_older_than", "group_quorum"} <= settings["rollout"].keys()
-    assert load(TrainConfig, {"steps": 1} | settings).placement is not None
+    assert load(TrainConfig, {"steps": 1} | settings).mesh is not None
 
 
 @pytest.fixture
