@@ -12,6 +12,7 @@ names it by that. Where there is one process, a program is the function that it 
     follow()                                        # in each of the others, until the leader ends
 """
 
+import functools
 import importlib
 import io
 import os
@@ -20,6 +21,7 @@ import secrets
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
@@ -40,6 +42,7 @@ class Program:
     """A function that every host calls when the leader does; see `program`."""
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:
+        functools.update_wrapper(self, function)
         self.function = function
         self.name = name
 
@@ -129,7 +132,7 @@ class _Leader:
         self._busy_thread: int | None = None
         self._numbers = iter(range(1 << 62))
         self._known: dict[int, tuple[int, Any]] = {}
-        self._gone: list[int] = []
+        self._gone: deque[int] = deque()
         self._followers = self._gather_followers()
 
     def run(self, called: Program, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -147,7 +150,7 @@ class _Leader:
         if called.name is None and id(called) not in self._known:
             raise ValueError(f"{called.function} was made outside of a program, so the other hosts do not know it")
         arguments, named = jax.tree.map(self._as_sent, (arguments, named))
-        forgotten, self._gone = self._gone, []
+        forgotten = [self._gone.popleft() for _ in range(len(self._gone))]
         message = io.BytesIO()
         _Writer(message, self._known).dump(_Call(called.name or called, arguments, named, forgotten))
         for follower in self._followers:
