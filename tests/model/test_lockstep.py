@@ -1,4 +1,4 @@
-"""Without other hosts a program is its function; what two hosts do together is in `tests/training/test_two_hosts.py`."""
+"""In one process a program is its function; what two hosts do together is in `tests/training/test_two_hosts.py`."""
 
 import io
 
