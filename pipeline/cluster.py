@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import kfp_server_api
-from google.api_core.exceptions import GoogleAPIError
-from google.auth.exceptions import GoogleAuthError
 
 from components import storage
 from components.errors import ConfigError, Problem
@@ -42,7 +40,7 @@ from pipeline.start import NEWEST, folder_of
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 """States that a run does not leave."""
 
-UNREADABLE = (OSError, GoogleAPIError, GoogleAuthError, ConfigError)
+UNREADABLE = (OSError, ConfigError)
 """What reading a run's folder raises from a machine that has no access to it."""
 
 _PAGE = 100
