@@ -1,6 +1,6 @@
 """Where a Kubeflow Pipelines server is and how to be let in -> a `kfp.Client` that was heard, or one clear error.
 
-    host: http://localhost:8888              # kubectl port-forward --namespace kubeflow service/ml-pipeline 8888
+    host: http://localhost:8080      # kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80
     auth: {token_command: gcloud auth print-identity-token}
     pipeline_root: gs://my-bucket/headrace
 
@@ -189,7 +189,7 @@ def server_errors(connection: Connection, what: str = "") -> Iterator[None]:
         said = str(cause or error).rpartition("Failed to establish a new connection: ")[2]
         raise ServerError(
             f"{connection.host} cannot be reached: {said}. Is the address right, and does the port-forward "
-            "run? (kubectl port-forward --namespace kubeflow service/ml-pipeline 8888)"
+            "run? (kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80)"
         ) from None
 
 

@@ -85,7 +85,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     """Where the server is and how to be let in."""
     group = parser.add_argument_group("the server")
     group.add_argument("--connection", metavar="FILE", help="default: cluster.yaml, here or in ~/.config/headrace")
-    group.add_argument("--host", metavar="URL", help="e.g. http://localhost:8888 behind a port-forward")
+    group.add_argument("--host", metavar="URL", help="e.g. http://localhost:8080 behind a port-forward")
     group.add_argument("--namespace", help="yours, where the server has several users")
     auth = "none, token_command=COMMAND, token_file=FILE, iap_client_id=ID or cookies_file=FILE"
     group.add_argument("--auth", metavar="KIND=VALUE", help=auth)
@@ -138,7 +138,11 @@ def _watch(client: "Client", connection: "Connection", run_id: str, every: float
     from pipeline.watching import end_text
     from pipeline.watching import watch as watch_run
 
-    run = watch_run(client, connection, run_id, show=say, every=every)
+    try:
+        run = watch_run(client, connection, run_id, show=say, every=every)
+    except KeyboardInterrupt:
+        say(f"the run goes on; follow it again with: headrace watch {run_id}")
+        return OK
     say(end_text(run))
     return OK if run.state in ("SUCCEEDED", "SKIPPED") else FAILED
 

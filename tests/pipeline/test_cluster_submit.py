@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from components import storage
-from components.errors import ConfigError
+from components.errors import ConfigError, DataError, Problem
 from pipeline.cli import main
 from pipeline.cluster import Order, Submission, make_order, run_folders, submit
 from pipeline.connection import Connection, ServerError, connect
-from pipeline.recipe import read_recipe_text
+from pipeline.recipe import Recipe, read_recipe_text
 from tests.pipeline.kfp_server import KfpServer
 
 IMAGE = "registry/headrace@sha256:00"
@@ -217,3 +217,25 @@ def test_the_folder_of_a_run_is_found_from_its_pipeline_root_and_its_id(
     storage.write_text(f"{folder}/manifest.json", "{}")
     assert run_folders(client, link, run) == [folder, f"{folder}/trials/trial-1"]
     assert run_folders(client, connection(server), run) == run_folders(client, link, run), "the run tells its root"
+
+
+def test_the_newest_data_of_now_is_what_the_recipe_is_checked_with(
+    server: KfpServer, tmp_path: Path, gcs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def examine(recipe: Recipe) -> list[Problem]:
+        seen.append(str(recipe.environment.options["data"]))
+        assert recipe.parent is None
+        return []
+
+    monkeypatch.setattr("pipeline.cluster.examine", examine)
+    prefix = f"{gcs}/{tmp_path.name}/tasks"
+    given = {"data": f"newest:{prefix}", "parent": "latest-promoted"}
+    with pytest.raises(DataError, match="there is no folder with files below this prefix"):
+        order(server, "smollm2_gsm8k", parameters=given, unchecked=False)
+    for day in ("2026-11-29", "2026-11-30"):
+        storage.write_text(f"{prefix}/{day}/train.jsonl", "{}")
+    ordered = order(server, "smollm2_gsm8k", parameters=given, unchecked=False)
+    assert seen == [f"{prefix}/2026-11-30"]
+    assert ordered.parameters["data"] == f"newest:{prefix}", "what is newest is looked up again by every run"

@@ -178,3 +178,17 @@ def test_a_run_can_be_followed_from_its_start(server: KfpServer, capsys: pytest.
     server.story = [("FAILED", {})]
     assert main(["submit", "smoke", "--watch", "--unchecked", "--host", server.url]) == 1
     assert ": failed after" in capsys.readouterr().err
+
+
+def test_to_stop_watching_is_not_to_stop_the_run(
+    server: KfpServer, ordered: Order, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, run_id = start(server, ordered)
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "run_folders", interrupt)
+    assert main(["watch", run_id, "--host", server.url]) == 0
+    assert f"the run goes on; follow it again with: headrace watch {run_id}" in capsys.readouterr().err
+    assert server.made("POST", "/runs/[^/]*:terminate") == []
