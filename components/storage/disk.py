@@ -112,7 +112,7 @@ def _room_for(path: Path) -> Iterator[None]:
             raise
         free = shutil.disk_usage(path.parent).free / 1e9
         raise StorageError(
-            f"{path} cannot be written: {error.strerror} ({free:.1f} GB are free there). Nothing half-written is left; "
+            f"{path} cannot be written: {error.strerror} ({free:.1f} GB are free there). Nothing half-written counts; "
             "make room and run the same command again"
         ) from error
 

@@ -39,6 +39,38 @@ def bucket_and_name(uri: str) -> tuple[Any, str]:
     return client().bucket(bucket), name
 
 
+def blob_of(uri: str) -> Any:
+    """The object, not looked at."""
+    bucket, name = bucket_and_name(uri)
+    return bucket.blob(name)
+
+
+def uri_of(blob: Any) -> str:
+    """Where an object is."""
+    return f"gs://{blob.bucket.name}/{blob.name}"
+
+
+def options(uri: str) -> dict[str, Any]:
+    """What each request of the client is given."""
+    return {"retry": patiently(uri), "timeout": PATIENCE.answer}
+
+
+def look(uri: str) -> Any:
+    """The object as it is now. Raises FileNotFoundError."""
+    blob = blob_of(uri)
+    with explained(uri):
+        blob.reload(**options(uri))
+    return blob
+
+
+def find(uri: str) -> Any:
+    """The object as it is now, or None."""
+    try:
+        return look(uri)
+    except FileNotFoundError:
+        return None
+
+
 @contextmanager
 def explained(uri: str, *, unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Turns the client's errors into words: FileNotFoundError, AccessError, StorageError.
@@ -64,7 +96,7 @@ def require_bucket(uri: str) -> None:
         return
     try:
         # To look into a bucket takes fewer rights than to look at it.
-        next(iter(bucket.list_blobs(max_results=1, retry=patiently(uri), timeout=PATIENCE.answer)), None)
+        next(iter(bucket.list_blobs(max_results=1, **options(uri))), None)
     except NotFound:
         raise StorageError(
             f"{uri}: there is no bucket {bucket.name}; correct the URI, or make it with "

@@ -111,7 +111,8 @@ class _Struggle:
 
 def in_short(error: Exception) -> str:
     """An error of the client on one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    said = f"{error.response.status_code} {error.response.text}" if isinstance(error, InvalidResponse) else str(error)
+    text = " ".join(said.split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]}..."
 
 

@@ -11,10 +11,11 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 from tests.storage.gcs_contract import Answer, Contract, Request, parts_of
 
@@ -39,14 +40,15 @@ KINDS = (
 class Faults:
     """A seeded schedule: each request meets a fault with probability `rate`, at most `most` in all.
 
-    `weights` are those of the kinds, 1 where none is given. Times are in seconds; a late answer has to be later than
-    the client waits for one, a slow one earlier.
+    `weights` are those of the kinds, 1 where none is given; `when` picks the requests. Times are in seconds; a late
+    answer has to be later than the client waits for one, a slow one earlier.
     """
 
     seed: int = 0
     rate: float = 0.0
     most: int = 1_000_000
     weights: Mapping[str, float] = field(default_factory=dict)
+    when: Callable[[Request], bool] = lambda request: True
     slow: float = 0.1
     late: float = 1.5
     retry_after: int = 1
@@ -63,7 +65,7 @@ class Faults:
     def draw(self, request: Request) -> str | None:
         """The kind of fault that this request meets, if any."""
         with self._lock:
-            if self._draws.random() >= self.rate or self.total >= self.most:
+            if self.total >= self.most or not self.when(request) or self._draws.random() >= self.rate:
                 return None
             possible = [kind for kind in KINDS if _befalls(kind, request) and self.weights.get(kind, 1)]
             if not possible:
@@ -73,9 +75,10 @@ class Faults:
             return kind
 
 
-def only(kind: str, **options: float) -> Faults:
+def only(kind: str, **options: Any) -> Faults:
     """One kind of fault, for each request that it can befall, up to `most` times (once where it is not given)."""
-    return Faults(rate=1.0, weights={each: float(each == kind) for each in KINDS}, **{"most": 1, **options})
+    weights = {each: float(each == kind) for each in KINDS}
+    return Faults(**{"weights": weights, "rate": 1.0, "most": 1, **options})
 
 
 def _befalls(kind: str, request: Request) -> bool:

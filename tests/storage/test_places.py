@@ -10,6 +10,7 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError, DataError
+from components.storage import folders
 
 
 @pytest.fixture(params=["disk", "gcs"])
@@ -211,25 +212,67 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(tmp_path, mo
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_disk_that_is_full_is_said_with_the_file_that_found_no_room(tmp_path):
+    program = """
+import resource, signal, sys
+from components import storage
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+folder = sys.argv[1]
+for write in (lambda: storage.write_bytes(f"{folder}/file", bytes(2000)), lambda: log.sync()):
+    log = storage.LineLog(f"{folder}/log")
+    log.append("x" * 2000)
+    try:
+        write()
+    except storage.StorageError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True)
+    file, log = done.stdout.splitlines()
+    assert file.startswith(f"{tmp_path}/file cannot be written: File too large (")
+    assert log.startswith(f"{tmp_path}/log cannot be written: File too large (")
+    assert log.endswith("make room and run the same command again")
+    assert storage.read_lines(tmp_path / "log") == []
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_claim_that_its_owner_gives_up_while_one_looks_is_free(root, monkeypatch):
+    folder = storage.join(root, "run")
+    storage.claim_folder(folder, "first")
+    read = folders.read_text
+
+    def vanished(uri):
+        monkeypatch.setattr(folders, "read_text", read)
+        storage.delete_folder(folder)
+        return read(uri)
+
+    monkeypatch.setattr(folders, "read_text", vanished)
+    storage.claim_folder(folder, "second")
+    assert storage.read_text(storage.join(folder, storage.OWN_MARKER)) == "second"
+
+
+def test_a_copy_over_another_one_is_not_whole_until_its_end(root, tmp_path, monkeypatch):
+    source, uri = tmp_path / "source", storage.join(root, "copy")
+    source.mkdir()
+    (source / "a").write_text("old")
+    storage.upload_folder(source, uri)
+    (source / "a").write_text("new")
+
+    def look_before(path, target):
+        with pytest.raises(FileNotFoundError):
+            storage.read_checksums(uri)
+        storage.upload(path, target)
+
+    monkeypatch.setattr(folders, "upload", look_before)
+    storage.upload_folder(source, uri)
+    storage.download_folder(uri, tmp_path / "target")
+    assert (tmp_path / "target" / "a").read_text() == "new"
+
+
 def test_a_file_still_being_written_is_not_listed(tmp_path):
     (tmp_path / ".a.0123.partial").write_text("half")
     (tmp_path / "a").write_text("whole")
     assert storage.list_files(tmp_path) == [str(tmp_path / "a")]
-
-
-def test_a_write_whose_answer_was_lost_counts_as_done(gcs, monkeypatch):
-    from google.cloud.storage import Blob
-
-    uri = f"{gcs}/{uuid.uuid4().hex}"
-    upload = Blob.upload_from_string
-
-    def upload_twice(self, *args, **kwargs):
-        upload(self, *args, **kwargs)
-        upload(self, *args, **kwargs)
-
-    monkeypatch.setattr(Blob, "upload_from_string", upload_twice)
-    generation = storage.write_text(uri, "mine", if_generation_match=0)
-    assert storage.read_versioned(uri) == (b"mine", generation)
 
 
 def test_join_stays_below_its_base():
