@@ -11,7 +11,18 @@ from pathlib import Path
 
 from components.errors import ConfigError, HeadraceError
 from components.telemetry.progress import say
-from pipeline.commands import cluster, comparing, compiling, doctor, reporting, run
+from pipeline.commands import (
+    cluster,
+    comparing,
+    compiling,
+    doctor,
+    evaluating,
+    promoting,
+    reporting,
+    rerunning,
+    run,
+    sweeping,
+)
 from pipeline.commands.command import BAD_INPUT, FAILED
 
 COMMANDS = (
@@ -20,6 +31,10 @@ COMMANDS = (
     compiling.COMMAND,
     reporting.REPORT,
     reporting.REPLAY,
+    rerunning.COMMAND,
+    sweeping.COMMAND,
+    evaluating.COMMAND,
+    promoting.COMMAND,
     comparing.COMMAND,
     cluster.SUBMIT,
     cluster.SCHEDULE,

@@ -92,13 +92,14 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Probl
 def _compared(manifest: Mapping[str, Any]) -> dict[str, Any]:
     code = manifest.get("code", {})
     parent = manifest.get("start", {}).get("parent") or {}
-    base = manifest.get("base", {})
+    # A base that is made in the run cannot be looked at before.
+    is_made = manifest["exact"]["init_model"]["source"] is None
     return {
         # One name for both: the commit is for people, the hash decides.
         "code": (code.get("commit"), code.get("sha256")) if code else None,
         "environment module": manifest.get("environment_module"),
         "data": manifest.get("data", {}).get("sha256"),
         "parent": parent.get("fingerprint"),
-        "base": base.get("fingerprint") if base.get("source") != "." else None,
+        "base": None if is_made else manifest.get("base", {}).get("fingerprint"),
         **{f"package {name}": version for name, version in manifest.get("packages", {}).items()},
     }

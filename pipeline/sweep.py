@@ -34,7 +34,7 @@ def sweep(
         trials: JSON list of what each trial replaces, such as [{"train.optimizer.learning_rate": 1e-4}, {"seed": 1}].
         model: The base: a Hugging Face folder, a GGUF file, or package:NAME (init_model.source).
         data: A folder or gs:// URI for environments that read data (environment.options.data).
-        objective: A preset such as grpo, dapo or gspo (train.objective.preset).
+        objective: A preset, such as grpo (train.objective.preset).
         steps: Optimizer steps (train.steps).
         learning_rate: The highest that the schedule reaches (train.optimizer.learning_rate).
         seed: One number that all randomness of the run is made from.

@@ -53,6 +53,16 @@ def current() -> Platform:
     return {"cpu": CPU, "tpu": TPU}.get(jax.default_backend(), GPU)
 
 
+def hardware() -> dict[str, str | int]:
+    """What this program runs on, over all its hosts: backend, kind and number of devices, and number of hosts."""
+    return {
+        "platform": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "hosts": jax.process_count(),
+    }
+
+
 def use_compilation_cache(folder: Path = COMPILED) -> None:
     """Keep every compiled program on the disk: the next step, and the next run, start without compiling again."""
     jax.config.update("jax_compilation_cache_dir", str(folder))

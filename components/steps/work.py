@@ -4,7 +4,9 @@ import hashlib
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from components.config import from_json
 from components.export.promotion import fingerprint_of
+from components.launcher.platform import PlatformConfig
 from components.rollout.prepare import SPLITS, write_tasks
 from components.telemetry.run_files import update_summary
 
@@ -60,16 +62,16 @@ def train(
     adapter: Artifact,
     trained: Artifact,
 ) -> None:
-    """Train in this process."""
+    """Train in this pod, or in those of a JobSet, which read and write the artifacts where everybody finds them."""
+    where = from_json(PlatformConfig, platform, where="platform")
+    shared: dict[str, Any] = {"section": section, "environment": environment, "seed": seed, "run_folder": run_folder}
+    artifacts = {"tasks": tasks, "base": base, "adapter": adapter, "trained": trained}
+    if where.launcher == "jobset":
+        from components.launcher.train_job import launch_train  # with it comes the Kubernetes client
+
+        uris = {name: artifact.uri for name, artifact in artifacts.items()}
+        launch_train(platform=platform, run=job_owner, **shared, **uris)
+        return
     from components.training.run import train as train_here  # with it comes jax
 
-    train_here(
-        section=section,
-        environment=environment,
-        seed=seed,
-        run_folder=run_folder,
-        tasks=tasks.path,
-        base=base.path,
-        adapter=adapter.path,
-        trained=trained.path,
-    )
+    train_here(**shared, **{name: artifact.path for name, artifact in artifacts.items()})

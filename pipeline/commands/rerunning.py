@@ -38,10 +38,10 @@ def rerun(options: argparse.Namespace) -> int:
 
 def as_of_now(manifest: Mapping[str, Any], recipe: str) -> dict[str, Any]:
     """What a manifest would say of code, packages, data, base and parent, if the run were started now."""
-    from components.model.base_artifact import HERE, write_base  # with it comes jax
+    from components.model.base_artifact import write_base  # with it comes jax
     from components.steps.work import prepare_data
 
-    now = manifests.made_by(manifest["recipe"])
+    now = {**manifests.made_by(manifest["recipe"]), "exact": manifest["exact"]}
     sections = load_recipe(recipe)
     with tempfile.TemporaryDirectory() as folder:
         if "data" in manifest:
@@ -56,9 +56,7 @@ def as_of_now(manifest: Mapping[str, Any], recipe: str) -> dict[str, Any]:
         source = sections.init_model.source
         if "base" in manifest and source is not None:
             artifact = write_base(Path(folder, "base"), source, dtype=sections.init_model.dtype)
-            now["base"] = {"source": source, "fingerprint": artifact.fingerprint}
-        else:
-            now["base"] = {"source": HERE}
+            now["base"] = {"fingerprint": artifact.fingerprint}
     parent = manifest["start"]["parent"]
     now["start"] = {"parent": {"fingerprint": fingerprint_of(parent["uri"])} if parent else None}
     return now

@@ -1,9 +1,6 @@
 """Whole runs on this machine, through kfp's local runner."""
 
 import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,9 +9,14 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError
+from components.export.promotion import fingerprint_of, read_promotions
+from pipeline import manifest as manifests
+from pipeline.cli import main
 from pipeline.commands.compiling import COMPILED
 from pipeline.local import LocalRun, StepFailedError, run_locally
+from pipeline.recipe import load_recipe
 from pipeline.run_folders import make_run_folder, old_run_folder
+from tests.pipeline.conftest import MODULE, Finished, headrace
 
 FIGURES = [
     "run_dir",
@@ -33,23 +35,6 @@ FIGURES = [
     "proofs",
 ]
 
-MODULE = '''\
-"""A user's own environment, in the folder that the command is called in."""
-
-from components.environments.arithmetic import Arithmetic
-
-
-class Mine(Arithmetic):
-    """Sums, as they are."""
-
-
-class Doubled(Arithmetic):
-    """Lists every problem twice, which no run can be made of."""
-
-    def tasks(self, split):
-        return [task for task in super().tasks(split) for _ in range(2)]
-'''
-
 SHORT = {
     "prepare_data.train_tasks": 64,
     "prepare_data.test_tasks": 8,
@@ -60,6 +45,9 @@ SHORT = {
     "train.rollout.group_size": 4,
 }
 """The smoke recipe, cut so short that it learns nothing, but goes all the way."""
+
+
+LEARN = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate"]
 
 
 @pytest.fixture
@@ -76,34 +64,132 @@ def run(project: Path, **overrides: Any) -> LocalRun:
     return run_locally("smoke", name="short", runs=project / "runs", overrides=overrides, pipeline=pipeline)
 
 
-def test_the_committed_pipeline_runs_to_its_end_with_an_environment_of_the_user(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    finished = run(project, **SHORT, **{"environment.use": "my_module:Mine", "seed": 7})
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    steps = [line.removeprefix("== ") for line in printed.err.splitlines() if line.startswith("== ")]
-    learnt = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate"]
-    assert steps == [*learnt, "gate", "export", "finish-run"]
-    assert "step 2/2" in printed.err
-
-    figures = finished.figures
+def test_the_smoke_recipe_learns_to_call_the_calculator(learnt: Finished) -> None:
+    figures = learnt.figures
     assert list(figures) == FIGURES
-    assert figures["steps"] == 2
+    assert figures["accuracy_before"] < 0.4
+    assert figures["accuracy_after"] > 0.9
+    assert figures["accuracy_after_interval"][0] > 0.85
+    assert figures["peak_memory_gib"] < 6
+    assert learnt.folder.parent == learnt.project / "runs"
     assert figures["proofs"]["export"]["adapter"] == 0.0
     tokens = dict(figures["tokens"])
     assert tokens.pop("generated") == sum(tokens.values()) > 0
 
-    folder = finished.folder
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
-    assert "<html" in (folder / "report.html").read_text()
-    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
-    assert (folder / "merged" / "model.safetensors").is_file()
-    assert json.loads((folder / "summary.json").read_text())["environment"] == "my_module:Mine"
-    assert json.loads((folder / "manifest.json").read_text())["recipe"]["seed"] == 7
-    outputs = [json.loads(path.read_text()) for path in (folder / "steps").glob("*/evaluate/executor_output.json")]
-    metrics = outputs[0]["artifacts"]["metrics"]["artifacts"][0]["metadata"]
-    assert metrics["accuracy_after"] == figures["accuracy_after"]
+
+def test_every_step_is_shown_as_it_runs_and_leaves_its_files(learnt: Finished) -> None:
+    shown = [line.removeprefix("== ") for line in learnt.said.splitlines() if line.startswith("== ")]
+    assert shown == [*LEARN, "gate", "export", "promote", "finish-run"]
+    assert "step 25/25" in learnt.said
+    assert len((learnt.folder / "metrics.jsonl").read_text().splitlines()) == 25
+    assert "<html" in Path(learnt.figures["report_html"]).read_text()
+    assert (learnt.folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert (learnt.folder / "merged" / "model.safetensors").is_file()
+    assert learnt.summary()["environment"] == "my_module:Mine"
+
+
+def test_all_numbers_of_the_run_are_in_one_metrics_artifact(learnt: Finished) -> None:
+    artifacts = learnt.output("evaluate")["artifacts"]
+    metrics = artifacts["metrics"]["artifacts"][0]["metadata"]
+    assert metrics["accuracy_after"] == learnt.figures["accuracy_after"]
+    assert metrics["tokens_generated"] == learnt.figures["tokens"]["generated"]
+    assert metrics.keys() >= {"accuracy_improvement_low", "sync_worst_canary_difference", "reward_last_step", "steps"}
+    assert all(isinstance(value, int | float) for value in metrics.values())
+    matrix = artifacts["tool_use"]["artifacts"][0]["metadata"]["confusionMatrix"]
+    assert sum(sum(row["row"]) for row in matrix["rows"]) == 200
+    # Almost every sum is solved by a call; none is solved without.
+    assert matrix["rows"][0]["row"][0] > 180
+    assert matrix["rows"][0]["row"][1] == 0
+
+
+def test_a_run_that_learnt_passes_its_gate_and_is_promoted(learnt: Finished) -> None:
+    gated = learnt.output("gate")["parameterValues"]
+    assert gated["decision"] == "promote"
+    assert gated["reasons"].startswith("greedy accuracy changed by +0.")
+    ((entry, *earlier), _) = read_promotions(learnt.project / "runs" / "promoted" / "smoke")
+    assert earlier == []
+    assert entry.run == str(learnt.folder)
+    assert entry.fingerprint == fingerprint_of(learnt.folder / "adapter") == fingerprint_of(entry.adapter)
+    assert learnt.summary()["promotion"] == f"promoted: {entry.adapter}"
+    page = (next((learnt.folder / "steps").glob("*/finish-run/summary"))).read_text()
+    assert page.startswith(f"# smoke\n\n**Promoted: {entry.adapter}**")
+
+
+def test_the_manifest_says_what_the_run_was_made_of(learnt: Finished) -> None:
+    found = manifests.read(str(learnt.folder))
+    assert found["recipe"]["environment"]["use"] == "my_module:Mine"
+    assert found["overrides"] == {"environment.use": "my_module:Mine"}
+    assert (found["source"], found["image"], found["start"]["parent"]) == ("smoke", "none: local", None)
+    assert found["data"]["train_tasks"] == 20000
+    assert len(found["data"]["sha256"]) == len(found["environment_module"]) == 64
+    assert found["hardware"].items() >= {"platform": "cpu", "hosts": 1}.items()
+    assert len(found["base"]["fingerprint"]) == 16
+    artifact = json.loads((next((learnt.folder / "steps").glob("*/finish-run/manifest"))).read_text())
+    assert artifact == found
+
+
+def test_a_run_is_started_again_from_its_manifest_and_what_has_changed_is_named(
+    learnt: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[tuple[str, str]] = []
+
+    def run_locally(recipe: str, *, name: str, runs: Path) -> LocalRun:
+        started.append((recipe, name))
+        return LocalRun(learnt.folder, {}, {"run_dir": "again"})
+
+    monkeypatch.setattr("pipeline.local.run_locally", run_locally)
+    monkeypatch.chdir(learnt.project)
+    monkeypatch.syspath_prepend(str(learnt.project))
+    exact = str(learnt.folder / "recipe.yaml")
+    assert main(["rerun", str(learnt.folder), "--json"]) == 0
+    assert started == [(exact, "smoke")]
+    assert load_recipe(exact) == load_recipe(
+        "smoke", {"environment.use": "my_module:Mine", "promote.root": str(learnt.project / "runs/promoted/smoke")}
+    )
+    capsys.readouterr()
+    (learnt.project / "my_module.py").write_text(MODULE.replace("as they are", "as they were"))
+    try:
+        assert main(["rerun", str(learnt.folder)]) == 2
+        assert "environment module: was '" in capsys.readouterr().err
+        assert len(started) == 1
+        assert main(["rerun", str(learnt.folder), "--anyway", "--json"]) == 0
+        assert "warning: environment module" in capsys.readouterr().err
+    finally:
+        (learnt.project / "my_module.py").write_text(MODULE)
+
+
+def test_the_promoted_adapter_is_evaluated_alone_against_its_base(learnt: Finished) -> None:
+    """It belongs to a base that was made in the run, and is made again from the same seed."""
+    options = ("--tasks", "40", "--set", "environment.use=my_module:Mine", "--set", "evaluate.samples=0")
+    finished = headrace("eval", "smoke", "latest-promoted", "--json", *options, folder=learnt.project)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    figures = json.loads(finished.stdout)
+    assert figures["evaluation_tasks"] == 40
+    assert figures["accuracy_before"] < 0.4
+    assert figures["accuracy_after"] > 0.9
+    shown = [line.removeprefix("== ") for line in finished.stderr.splitlines() if line.startswith("== ")]
+    assert shown == ["resolve-recipe", "prepare-data", "init-model", "evaluate", "finish-run"]
+
+
+def test_a_sweep_trains_every_trial_and_compares_them_on_one_page(tmp_path: Path) -> None:
+    short = [f"--set={key}={value}" for key, value in SHORT.items()]
+    trials = ("--trial", "train.steps=1,seed=3", "--trial", '{"train.optimizer.learning_rate": 0.001}')
+    finished = headrace("sweep", "smoke", "--json", *short, *trials, folder=tmp_path)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    figures = json.loads(finished.stdout)
+    folder = Path(figures["run_dir"])
+    assert len(list((folder / "trials").iterdir())) == 2
+    assert [each["set"] for each in figures["trials"]] == [
+        {"train.steps": "1", "seed": "3"},
+        {"train.optimizer.learning_rate": 0.001},
+    ]
+    page = Path(figures["report_html"]).read_text()
+    assert "2 runs compared" in page
+    assert "train.optimizer.learning_rate" in page
+    made = [manifests.read(str(trial))["recipe"] for trial in (folder / "trials").iterdir()]
+    assert sorted(each["train"]["steps"] for each in made) == [1, 2]
+    shown = [line.removeprefix("== ") for line in finished.stderr.splitlines() if line.startswith("== ")]
+    assert shown == [*LEARN, *LEARN, "compare-trials", "finish-run"]
 
 
 def test_a_failing_step_shows_its_own_error_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,27 +237,6 @@ def test_a_run_is_gone_on_with_by_the_very_recipe_that_started_it(tmp_path: Path
         old_run_folder(folder, {"seed": 2, "train": {"steps": 3, "x": None}})
     assert [problem.where for problem in caught.value.problems] == ["seed", "train.steps"]
     assert "was started with 2" in str(caught.value.problems[1])
-
-
-def headrace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": root}
-    command = [sys.executable, "-m", "pipeline.cli", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_the_smoke_recipe_learns_to_call_the_calculator(tmp_path: Path) -> None:
-    finished = headrace("run", "smoke", "--json", folder=tmp_path)
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    (line,) = finished.stdout.splitlines()
-    figures = json.loads(line)
-    assert list(figures) == FIGURES
-    assert figures["accuracy_before"] < 0.4
-    assert figures["accuracy_after"] > 0.9
-    assert figures["accuracy_after_interval"][0] > 0.85
-    assert figures["peak_memory_gib"] < 6
-    assert Path(figures["run_dir"]).parent == tmp_path / "runs"
-    assert (Path(figures["report_html"])).is_file()
 
 
 def test_bad_input_ends_with_2_and_makes_no_folder(tmp_path: Path) -> None:
