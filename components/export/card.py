@@ -93,20 +93,18 @@ def _interval(estimate: Mapping[str, Any] | None) -> str:
 
 
 def _proof(kind: Kind, manifest: Manifest) -> Iterator[str]:
-    proof = manifest.proof
-    yield from ("## Proof", "", "It was read back before this file was written. Largest difference of a logit from", "")
-    policy = (
-        f"the policy (base + adapter, float32), over {proof['prompts']} prompts and {proof['tokens']} greedy tokens:"
-    )
-    yield from (policy, "")
+    proof, numbers = manifest.proof, manifest.proof["weights"]
+    yield from ("## Proof", "", "Both directories were read back before this file was written. Largest difference of a")
+    yield f"logit from the policy, over {proof['prompts']} prompts and {proof['tokens']} greedy tokens, all alike:"
+    yield ""
     yield from (f"- {words}: {proof[name]:.2g}" for name, words in _READERS.items() if name in proof)
     if "skipped" in proof:
         yield f"- others: {proof['skipped']}"
-    numbers = proof["weights"]
-    yield (
-        f"- of {numbers['tensors']} merged tensors the adapter changes {numbers['changed']}, each the sum in float32 "
-        f"rounded once (largest error {numbers['largest_error']:.2g}); the others are the base's own"
+    yield from (
+        "",
+        f"The adapter changes {numbers['changed']} of the {numbers['tensors']} merged tensors, each the sum in",
     )
+    yield f"float32, rounded once (largest error {numbers['largest_error']:.2g}); the others are the base's own."
     yield ""
     if kind == "merged" and "rounding" in proof:
         yield from (f"Rounding the weights takes them from the policy by {_distance(proof['rounding'])}.", "")

@@ -27,7 +27,7 @@ from components.model.decoder import forward, logits
 from components.model.lora import Adapter
 from components.model.manifest import make_manifest
 from components.model.peft import load_adapter
-from components.model.source import Source, open_source
+from components.model.source import Source
 
 Reader = Callable[[Sequence[int]], Float[np.ndarray, "positions vocab"]]
 """Token ids -> the logits after each of the last of them, float32."""
@@ -49,20 +49,23 @@ class Exported:
     dtype: str = "float32"
 
 
-def prove(exported: Exported, prompts: Sequence[Sequence[int]], *, new_tokens: int, tolerance: float) -> dict[str, Any]:
+def prove(
+    exported: Exported, source: Source, prompts: Sequence[Sequence[int]], *, new_tokens: int, tolerance: float
+) -> dict[str, Any]:
     """The largest absolute difference of a logit by reader; all of them agree on every greedy token.
 
+    `source` is what the base's own source holds, opened.
     The policy is base + adapter in float32, whatever the run held of the base; `as_trained` says how far that is from
     what the run held, where the two differ. A merged checkpoint in bfloat16 rounds the weights themselves: how far that
     takes it from the policy is `merged` and `rounding`, and transformers is then held against this project's reader of
     the same files. Raises ProofError naming what differs by more than `tolerance`, or cannot be read.
     """
     try:
-        opened = _open(exported)
+        opened = _open(exported, source)
         return {
             "base": asdict(exported.base),
             "adapter_fingerprint": _fingerprint(opened),
-            "weights": prove_weights(opened.source, exported.adapter, exported.merged, exported.dtype),
+            "weights": prove_weights(source, exported.adapter, exported.merged, exported.dtype),
             **_prove_logits(opened, prompts, new_tokens, tolerance),
         }
     except WeightsError as error:
@@ -175,8 +178,7 @@ class _Opened:
     written: Adapter
 
 
-def _open(exported: Exported) -> _Opened:
-    source = open_source(exported.base.source)
+def _open(exported: Exported, source: Source) -> _Opened:
     trained, written = (load_adapter(folder, source.architecture) for folder in (exported.trained, exported.adapter))
     return _Opened(exported, source, trained, written)
 

@@ -73,7 +73,7 @@ def export(
     _write(exported, source, tokenizer, settings, record)
     say(f"export: written to {adapter} and {merged}; now both are read back")
     proof = {
-        **prove(exported, prompts, new_tokens=settings.proof_tokens, tolerance=settings.tolerance),
+        **prove(exported, source, prompts, new_tokens=settings.proof_tokens, tolerance=settings.tolerance),
         "tokenizer": _prove_tokenizer(exported.merged, tokenizer, texts),
     }
     say(f"export: {in_words(proof)}")

@@ -42,7 +42,7 @@ def prove_weights(source: Source, adapter_folder: Path, merged_folder: Path, dty
             raise ProofError(f"{merged_folder}: {name} is {found.dtype}, not {kind}")
         if name in pairs:
             worst = max(worst, _largest_error(name, found, source.tensors[name](), pairs[name]))
-        elif not np.array_equal(found, source.tensors[name]().astype(kind)):
+        elif not np.array_equal(found, source.tensors[name]().astype(kind, copy=False)):
             raise ProofError(f"{merged_folder}: {name} is not that of the base, and the adapter does not change it")
     return {"tensors": len(names), "changed": len(pairs), "largest_error": worst}
 

@@ -71,6 +71,25 @@ def test_transformers_and_peft_give_the_same_logits_of_each_family(family: str, 
     assert "skipped" not in proof
 
 
+def test_the_language_model_of_a_multimodal_checkpoint_leaves_as_a_model_of_its_own(tmp_path: Path) -> None:
+    for peer in PEERS:
+        pytest.importorskip(peer)
+    config = {**CONFIGS["gemma3"], "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    run = make_run(tmp_path, config, LoraConfig(rank=4, alpha=8.0))
+    base = tmp_path / "base"
+    inner = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
+    tensors = load_file(base / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**renamed, "vision_tower.patch.weight": np.zeros(3, np.float32)}, base / "model.safetensors")
+    write_base(base, ".", dtype="float32")
+    proof = run.export()
+    assert max(proof[name] for name in (*PEERS, "merged")) < 1e-4
+    assert json.loads((run.merged / "config.json").read_text())["model_type"] == "gemma3_text"
+    assert open_source(str(run.merged)).tensors.keys() == tensors.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "merged", "run", "tasks", "trained"]
+
+
 def test_transformers_and_peft_load_what_was_exported(done: tuple[Run, dict[str, Any]]) -> None:
     for peer in PEERS:
         pytest.importorskip(peer)

@@ -20,6 +20,7 @@ from components.export.proof import prove
 from components.model import weights
 from components.model.lora import delta, named_pairs
 from components.model.peft import load_adapter
+from components.model.source import open_source
 from components.telemetry.run_files import read_run
 from tests.export.made import LLAMA, Run, make_run
 
@@ -43,7 +44,7 @@ def run(exported: Run, tmp_path: Path) -> Run:
 
 def prove_again(run: Run, dtype: str = "float32") -> dict[str, Any]:
     exported = export_proof.replace(run.exported, dtype=dtype)
-    return prove(exported, [[1, 2, 3], [4, 5]], new_tokens=2, tolerance=1e-3)
+    return prove(exported, open_source(exported.base.source), [[1, 2, 3], [4, 5]], new_tokens=2, tolerance=1e-3)
 
 
 def change(run: Run, name: str, new: Callable[[np.ndarray], np.ndarray]) -> None:
