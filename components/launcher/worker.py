@@ -34,7 +34,7 @@ from components.errors import (
     WeightsError,
 )
 from components.launcher.job import REFUSED, STOPPED
-from components.launcher.pulse import Orphaned
+from components.launcher.pulse import PULSE_SECONDS, Orphaned
 from components.telemetry.progress import say
 
 UNWATCHED_SECONDS = 3600.0
@@ -47,7 +47,7 @@ _TRANSFERS = 8
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the document asks for; gives the exit code."""
     places = _parsed(arguments)
-    orphaned = Orphaned(places.watched, _stop_this_process, patience=places.unwatched)
+    orphaned = Orphaned(places.watched, _stop_this_process, patience=places.unwatched, look_every=places.look_every)
     # The first process of a container is not ended by a signal that it does not handle. The trainer has its own way.
     usual = signal.signal(signal.SIGTERM, _end)
     try:
@@ -154,6 +154,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     for name in ("request", "result", "failure", "watched"):
         parser.add_argument(f"--{name}", required=True, metavar="URI")
     parser.add_argument("--unwatched", type=float, default=UNWATCHED_SECONDS, metavar="SECONDS")
+    parser.add_argument("--look-every", type=float, default=PULSE_SECONDS, metavar="SECONDS")
     return parser.parse_args(arguments)
 
 
