@@ -17,9 +17,8 @@ from pipeline.run_ids import is_run_id
 if TYPE_CHECKING:
     from pipeline.connection import Client, Connection
 
-_NAMES = ("source", "image")
-_PARTS = ("code", "packages", "data", "base", "hardware")
-"""What a run was made by beside its recipe, as the manifest has it."""
+_MADE_BY = ("source", "image", "code", "packages", "data", "hardware")
+"""What a run was made by beside its recipe and its base, as the manifest has it."""
 
 
 def compared_runs(names: Sequence[str], connect: Callable[[], tuple["Client", "Connection"]]) -> list[ComparedRun]:
@@ -57,7 +56,10 @@ def comparison_record(runs: Sequence[ComparedRun], page: str) -> dict[str, Any]:
 
 def settings_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """All that a run was made of under dotted names: the recipe with everything looked up, and what it was made by."""
-    made_by = {name: manifest[name] for name in (*_NAMES, *_PARTS) if name in manifest}
+    made_by = {name: manifest[name] for name in _MADE_BY if name in manifest}
+    if "base" in manifest:
+        # Where a base lies says nothing of it, and differs from run to run where it is made in the run.
+        made_by["base"] = {"fingerprint": manifest["base"]["fingerprint"]}
     return flattened(manifest["exact"]) | flattened(made_by)
 
 

@@ -20,7 +20,7 @@ from components.telemetry.run_files import FATES, STEP_KEYS, RunRecord
 _SIGNALS = ("accuracy", "entropy", "reference_kl", "loss", "gradient_norm", "episode_seconds", "tool_error_rate")
 _SHARES = frozenset({"accuracy", "share", "rate", "pass"})
 _LOWER_IS_BETTER = frozenset({"seconds", "memory", "idle", "failed", "stale"})
-_NO_RANKING = frozenset({"before", "low", "high", "tasks", "steps", "tokens", "seed", "value"})
+_NO_RANKING = frozenset({"before", "tasks", "steps", "tokens", "seed", "value"})
 """Words in the names of metrics: which are shares of one, which are better when lower, and which are neither."""
 
 _LONGEST_VALUE = 120
@@ -101,7 +101,11 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
         results=[result for name in ("accuracy", "reward") if (result := _ranges(name, runs, colors))],
         parameters=[(name, [_text(values[run]) for run in names]) for name, values in parameters.items()],
         same=len({name for run in runs for name in run.parameters}) - len(parameters),
-        metrics=[_metric(name, [values[run] for run in names]) for name, values in scalar_metrics(runs).items()],
+        metrics=[
+            _metric(name, [values[run] for run in names])
+            for name, values in scalar_metrics(runs).items()
+            if not {"low", "high"} & set(name.split("_"))  # bounds are drawn, or in the JSON
+        ],
         curve=_curve(rewards, marks) if rewards else None,
         signals=[signal for key in _SIGNALS if (signal := _signal(key, runs, marks))],
     )

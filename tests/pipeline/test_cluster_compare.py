@@ -122,7 +122,8 @@ def test_sent_parameters_have_the_names_of_the_recipe_s_keys_and_defaults_are_le
 
 def test_settings_hold_the_recipe_and_what_it_was_made_by() -> None:
     manifest = {"exact": {"a": {"b": 1}}, "image": "i", "packages": {"jax": "1"}, "start": {"x": 1}}
-    assert settings_of(manifest) == {"a.b": 1, "image": "i", "packages.jax": "1"}
+    manifest["base"] = {"fingerprint": "f", "source": "/this/run/only"}
+    assert settings_of(manifest) == {"a.b": 1, "image": "i", "packages.jax": "1", "base.fingerprint": "f"}
 
 
 def test_what_cannot_be_compared_is_named(tmp_path: Path, server: KfpServer) -> None:
