@@ -6,6 +6,8 @@ Locally a file is written under a temporary name, flushed and renamed; on GCS it
 A file has a generation, a number that changes with every write. `write_bytes(..., if_generation_match=n)` writes only
 where the generation still is `n`, and 0 means "where no file is": that makes pointers and locks safe between processes.
 
+A storage that fails is waited for, and a person is told; see `patience.py`. What is damaged on the way is noticed.
+
 A folder of a run is claimed with a marker, and only a folder that holds one is ever deleted.
 """
 
@@ -36,6 +38,7 @@ from components.storage.folders import (
 )
 from components.storage.lines import LineLog, read_lines
 from components.storage.lock import sole_process
+from components.storage.patience import hurry
 from components.storage.place import AccessError, ConflictError, StorageError, Uri
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "download",
     "download_folder",
     "exists",
+    "hurry",
     "is_remote",
     "join",
     "list_files",

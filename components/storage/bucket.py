@@ -17,9 +17,9 @@ from google.api_core.exceptions import NotFound, PreconditionFailed, RequestRang
 from google.cloud.storage.exceptions import DataCorruption
 
 from components.storage.google_client import blob_of, bucket_and_name, explained, find, look, options, uri_of
-from components.storage.patience import in_short
 from components.storage.place import PARTIAL, ConflictError, LogEnd, StorageError
 from components.storage.sending import TRIES, conflict, crc32c_of, number_of, put, text_of, writer
+from components.storage.trying import in_short
 
 Content = TypeVar("Content")
 

@@ -73,7 +73,7 @@ class Disk:
         return path.stat().st_size if path.is_file() else None
 
     def walk(self, folder: str) -> Iterable[tuple[str, int]]:
-        for where, _, names in os.walk(folder):
+        for where, _, names in os.walk(folder, onerror=_unless_missing):
             for path in (os.path.join(where, name) for name in names):
                 with suppress(FileNotFoundError):  # deleted since
                     # A link that leads nowhere is listed, too: whoever copies the folder has to be told.
@@ -115,6 +115,12 @@ def _room_for(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror} ({free:.1f} GB are free there). Nothing half-written counts; "
             "make room and run the same command again"
         ) from error
+
+
+def _unless_missing(error: OSError) -> None:
+    """A listing that passes over what it may not read would be a lie."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _who_wrote(generation: int) -> str:

@@ -13,8 +13,9 @@ from google.cloud import storage
 from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 
 from components.errors import ConfigError, Problem
-from components.storage.patience import PATIENCE, in_short, patiently
+from components.storage.patience import PATIENCE
 from components.storage.place import AccessError, StorageError
+from components.storage.trying import in_short, patiently
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _ERRORS = (GoogleAPIError, GoogleAuthError, requests.exceptions.RequestException, DataCorruption, InvalidResponse)

@@ -23,8 +23,9 @@ import requests
 from google.api_core.exceptions import GoogleAPICallError, PreconditionFailed, from_http_response
 
 from components.storage.google_client import blob_of, explained, find, options, require_bucket, uri_of
-from components.storage.patience import PATIENCE, in_short, patiently
+from components.storage.patience import PATIENCE
 from components.storage.place import ConflictError, StorageError
+from components.storage.trying import in_short, patiently
 
 CHUNK_BYTES = 8 << 20
 """What is larger goes up in parts of this size, each held in memory: a multiple of 256 KiB, as Google asks for."""

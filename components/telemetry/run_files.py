@@ -14,6 +14,7 @@ Every file and every key may be absent: the report leaves out what it is not tol
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,12 +139,19 @@ def read_run(folder: str) -> RunRecord:
 def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `values` into summary.json: every step of a run adds what it knows. Gives the whole summary.
 
-    Steps of one run come one after another, so nobody else writes it meanwhile.
+    Of several that do so at once each finds the others' values in it.
     """
     uri = storage.join(folder, SUMMARY)
-    summary = {**_read_object(uri), **values}
-    storage.write_text(uri, json.dumps(summary, indent=2, default=str) + "\n")
-    return summary
+    while True:
+        try:
+            found, generation = storage.read_versioned(uri)
+        except FileNotFoundError:
+            found, generation = b"{}", 0
+        summary = {**_parsed(found.decode(), uri), **values}
+        with suppress(storage.ConflictError):
+            text = json.dumps(summary, indent=2, default=str) + "\n"
+            storage.write_text(uri, text, if_generation_match=generation)
+            return summary
 
 
 def tokens_unaccounted(tokens: Mapping[str, int | float]) -> int | float:

@@ -67,7 +67,7 @@ class Checkpoints:
             payload=payload,
             facts=json.loads(content),
             leaves={name: _signature(leaf) for name, leaf in leaves.items()},
-            files={file[len(target) + 1 :]: storage.size(file) for file in storage.list_files(target)},
+            files={file[len(target) + 1 :]: size for file, size in storage.list_sizes(target).items()},
         )
         storage.write_text(self._manifest_path(step), manifest.to_json())
         if replaced is not None:
@@ -129,14 +129,14 @@ class Checkpoints:
             return f"it has no {MANIFEST}, so it was not finished or is not ours"
         except ValueError as error:
             return f"its {MANIFEST} is unusable: {error}"
+        payload = storage.join(self.folder, str(step), manifest.payload)
+        found = storage.list_sizes(payload)
         for name, size in manifest.files.items():
-            file = storage.join(self.folder, str(step), manifest.payload, name)
-            try:
-                found = storage.size(file)
-            except FileNotFoundError:
+            there = found.get(storage.join(payload, name))
+            if there is None:
                 return f"file {name} is missing"
-            if found != size:
-                return f"file {name} has {found} bytes, not {size}"
+            if there != size:
+                return f"file {name} has {there} bytes, not {size}"
         return None
 
     def _refuse_damaged(self) -> None:

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from components import storage
 from components.errors import CheckpointError
+from components.telemetry.progress import say
 from components.training.history import Event
 from components.training.journal_lines import from_line, to_line
 from components.types import Task
@@ -47,6 +48,9 @@ def read_journal(run_folder: str, tasks: Mapping[str, Task]) -> Iterator[Event]:
 class Journal:
     """Takes events; use as a context manager, which ends with all of them on the storage. It has one writer.
 
+    Make it before the journal is read: then what another process adds in between, which this one would not know of, is
+    found out by the first write.
+
     What the writing thread dies of is raised by the next `append`, and by `flush`: ConflictError where another process
     writes this journal.
     """
@@ -68,6 +72,8 @@ class Journal:
         self._thread.join()
         if kind is None:
             self._raise_failure()
+        elif self._failure is not None:
+            say(f"the journal ends early, and what it lacks is generated again: {self._failure}")
 
     def append(self, event: Event) -> None:
         """Add an event. Does not wait."""

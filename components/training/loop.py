@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
+from components import storage
 from components.algorithms.corrections import staleness_warnings
 from components.engine.engine import EngineStatistics
 from components.errors import RunStoppedError
@@ -163,6 +164,7 @@ class TrainingLoop:
 
     def stop(self, reason: str) -> None:
         """End at the next moment between two pieces of work. Called on the event loop."""
+        storage.hurry(self._plan.grace_seconds)
         self._stop_reason = reason
         self._stop.set()
 

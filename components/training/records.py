@@ -1,10 +1,11 @@
 """What happened in an optimizer step -> lines in the run folder that people and reports read."""
 
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -13,29 +14,65 @@ from components.telemetry.metrics import MetricsLog
 from components.telemetry.run_files import METRICS, TRAJECTORIES
 from components.types import Group, Outcome, Trajectory
 
+P = ParamSpec("P")
+
 
 class RunRecords:
     """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (one member of each group, and every failure).
 
-    A resumed run takes back the lines of steps after `resumed_after`.
+    A resumed run takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls
+    `flush`, and who leaves the block that the records were entered for: a thread of its own writes. What it fails of is
+    raised by the next call.
     """
 
     def __init__(self, run_folder: str, *, resumed_after: int | None = None) -> None:
         self._metrics = MetricsLog(storage.join(run_folder, METRICS), resumed_after=resumed_after)
         self._trajectories = storage.LineLog(storage.join(run_folder, TRAJECTORIES))
         self._step = resumed_after or 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
+        self._unfinished: deque[Future[None]] = deque()
+        self._sound = True
+
+    def __enter__(self) -> "RunRecords":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
+        self._writer.shutdown()
+        if kind is None:
+            self.flush()
 
     def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
         """Write one optimizer step down."""
         self._step = step
+        self._later(self._write, step, numbers, groups)
+
+    def failed(self, trajectory: Trajectory) -> None:
+        """Write a failed attempt down, with what the boundary said."""
+        self._later(self._trajectories.append, _line(self._step, trajectory))
+
+    def flush(self) -> None:
+        """Wait until everything so far is on the storage. May be called on any thread."""
+        for each in tuple(self._unfinished):
+            each.result()
+
+    def _write(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
         self._metrics.write(step, numbers)
         for group in groups:
             self._trajectories.append(_line(step, group.trajectories[0]))
         self._trajectories.sync()
 
-    def failed(self, trajectory: Trajectory) -> None:
-        """Write a failed attempt down, with what the boundary said."""
-        self._trajectories.append(_line(self._step, trajectory))
+    def _later(self, work: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
+        while self._unfinished and self._unfinished[0].done():
+            self._unfinished[0].result()
+            self._unfinished.popleft()
+        self._unfinished.append(self._writer.submit(self._unless_failed, work, *arguments, **keywords))
+
+    def _unless_failed(self, work: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
+        """After a failure nothing more is written, so that nothing has a gap, and nobody waits once more."""
+        if self._sound:
+            self._sound = False
+            work(*arguments, **keywords)
+            self._sound = True
 
 
 def episode_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:

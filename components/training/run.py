@@ -128,10 +128,11 @@ def train(
     ):
         learner = make_learner(session.model, session.adapter, settings)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
+        journal = Journal(run_folder)
         history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner)
         _refuse_fewer_steps(settings.steps, history.version)
         cursor.resume(history.position, cursor.fingerprint, done=history.done)
-        with Journal(run_folder) as journal:
+        with journal, records:
             begin(history, journal, opening)
             loop = _loop(session, settings, learner, problems, cursor, history, journal, records, checkpoints)
             asyncio.run(run_until_interrupted(loop))
@@ -217,8 +218,9 @@ def _loop(
     checkpoints: Checkpoints,
 ) -> TrainingLoop:
     def save(version: int, state: TrainState, facts: Mapping[str, Any]) -> None:
-        # A checkpoint must not know of an event that the journal could lose.
+        # A checkpoint must not know of an event that the journal, or of a step that the records could lose.
         journal.flush()
+        records.flush()
         checkpoints.save(version, state, facts)
 
     return TrainingLoop(

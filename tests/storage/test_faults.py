@@ -10,7 +10,7 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError
-from components.storage import bucket, patience, sending
+from components.storage import bucket, patience, sending, trying
 from tests.storage.fault_proxy import KINDS, Faults, only
 from tests.storage.gcs_contract import Answer, Request
 
@@ -254,7 +254,7 @@ def test_a_bucket_that_stays_away_is_given_up_in_words(proxy, root, hurried, cap
 
 
 def test_a_person_is_told_that_a_storage_fails(proxy, root, monkeypatch, caplog):
-    monkeypatch.setattr(patience, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(trying, "_QUIET_SECONDS", 0.1)
     proxy.go_away(0.4)
     storage.write_text(storage.join(root, "file"), "x")
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
@@ -264,7 +264,7 @@ def test_a_person_is_told_that_a_storage_fails(proxy, root, monkeypatch, caplog)
 
 def test_the_server_is_given_the_time_that_it_asks_for(proxy, root, monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr(patience.time, "sleep", slept.append)
+    monkeypatch.setattr(trying.time, "sleep", slept.append)
     proxy.faults = only("429 with Retry-After", retry_after=7)
     storage.write_text(storage.join(root, "file"), "x")
     assert 7.0 in slept
