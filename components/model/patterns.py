@@ -33,7 +33,7 @@ def alternatives(pattern: str) -> list[str]:
 
 
 def inner_alternatives(pattern: str) -> Iterator[tuple[str, str]]:
-    """Each alternative inside a bracket, and the pattern with no other one there, nor around it: `(a|b)c` -> `a`, `(a)c`.
+    """Each alternative inside a bracket, and the pattern with no other there, nor around it: `(a|b)c` -> `a`, `(a)c`.
 
     Brackets that look around, which exclude as often as they choose, are left alone.
     """
