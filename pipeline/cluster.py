@@ -111,6 +111,7 @@ def make_order(
     except ConfigError as error:
         raise ConfigError([renamed(problem, filled) for problem in error.problems]) from None
     if not unchecked and (problems := examine(_as_it_would_start(loaded))):
+        say("note: what this machine alone lacks can be left to the first step of the run, with --unchecked")
         raise ConfigError([renamed(problem, filled) for problem in problems])
     _warn(loaded, connection)
     return Order(loaded.name, compiled, values, text)

@@ -214,16 +214,26 @@ def _read(found: kfp_server_api.V2beta1RecurringRun, connection: Connection) -> 
     written = _READ.fullmatch(found.description or "")
     server = zone_of(connection.server_timezone, "server_timezone")
     enabled = found.status == "ENABLED"
+    zone = written["zone"] if written else connection.server_timezone
+    due = _due(server_cron, server) if enabled else None
     return Schedule(
         id=found.recurring_run_id,
         name=found.display_name,
         state="enabled" if enabled else "paused",
         cron=written["cron"] if written else server_cron,
-        zone=written["zone"] if written else connection.server_timezone,
-        next_run=next_time(parse_cron(server_cron), datetime.now(UTC), server) if enabled and server_cron else None,
+        zone=zone,
+        next_run=due and due.astimezone(zone_of(zone, "--timezone")),
         drift=_drift(written, server) if written else "",
         parameters=dict(found.runtime_config.parameters or {}) if found.runtime_config else {},
     )
+
+
+def _due(server_cron: str, server: ZoneInfo) -> datetime | None:
+    """When it runs next; None for a schedule that others made, by an interval or by words that are not read here."""
+    try:
+        return next_time(parse_cron(server_cron), datetime.now(UTC), server)
+    except ConfigError:
+        return None
 
 
 def _drift(written: re.Match[str], server: ZoneInfo) -> str:

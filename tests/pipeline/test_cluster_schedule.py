@@ -1,6 +1,7 @@
 """Schedules: the server's six fields and one time zone, one schedule of a name, and runs that do not overlap."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -162,6 +163,18 @@ def test_all_pages_of_the_list_are_read(server: KfpServer, client: Client, link:
     assert len(server.made("GET", "/recurringruns")) >= 3
 
 
+def test_schedules_that_others_made_are_listed_as_far_as_they_are_understood(
+    server: KfpServer, client: Client, link: Connection, ordered: Order
+) -> None:
+    make(client, link, ordered)
+    (kept,) = server.schedules.values()
+    for name, trigger in (("words", {"cron_schedule": {"cron": "@daily"}}), ("hours", {"periodic_schedule": {}})):
+        server.schedules[name] = {**kept, "recurring_run_id": name, "display_name": name, "trigger": trigger}
+        server.schedules[name].pop("description")
+    listed = {each.name: (each.cron, each.next_run) for each in schedules(client, link) if each.name != "nightly"}
+    assert listed == {"words": ("@daily", None), "hours": ("", None)}
+
+
 def test_a_zone_that_keeps_its_hours_is_moved_for_good(link: Connection) -> None:
     times = timing("0 3 * * 1", "Asia/Tokyo", link, now=SUMMER)
     assert times.server_cron == "0 0 18 * * 0"
@@ -220,7 +233,7 @@ def test_the_command_makes_lists_pauses_resumes_and_deletes(
     times = ["--cron", "0 3 * * *", "--timezone", "Europe/Berlin"]
     assert main(["schedule", "nightly", "smoke", *times, "--unchecked", *host]) == 0
     printed = capsys.readouterr()
-    assert printed.out.startswith("nightly: enabled, 0 3 * * * Europe/Berlin, next 20")
+    assert re.match(r"nightly: enabled, 0 3 \* \* \* Europe/Berlin, next 20..-..-..T03:00\+0[12]:00,", printed.out)
     assert "note: the clocks of Europe/Berlin change on" in printed.err
     assert main(["schedule", *host, "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)["schedules"]

@@ -145,6 +145,18 @@ def test_what_cannot_work_is_told_before_the_server_is_asked(
     assert server.calls == []
 
 
+def test_what_this_machine_alone_lacks_can_be_left_to_the_run(
+    server: KfpServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = ["submit", "smollm2_gsm8k", "--host", server.url, "--set", "environment.options.data=nowhere"]
+    assert main(lacking) == 2
+    said = capsys.readouterr().err
+    assert "nowhere/train.jsonl: there is no such file" in said
+    assert "with --unchecked" in said
+    assert main([*lacking, "--unchecked"]) == 0
+    assert len(server.runs) == 1
+
+
 def test_files_that_are_no_pipelines_create_nothing(
     server: KfpServer, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
