@@ -109,10 +109,14 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A completion and the whole prompt that it answers. The next turn's prompt extends prompt + completion."""
+    """A completion and the whole prompt that it answers. The next turn's prompt extends prompt + completion.
+
+    `reward` is the part of the episode's reward that the environment says was earned by this turn.
+    """
 
     prompt_ids: tuple[int, ...]
     completion: Completion
+    reward: float = 0.0
 
 
 class Outcome(StrEnum):
@@ -185,6 +189,8 @@ class Group:
 class Sample:
     """A trajectory laid flat: five lists of one length, plus one advantage for the whole.
 
+    Where credit differs within it, `token_advantages` holds one per sampled token, and counts instead.
+
     `completion_mask` is true where the policy sampled the token; elsewhere log-prob is 0.0 and version -1. Example, for
     the prompt "hi", the completion "a", the observation "!" and the completion "ok" as bytes:
 
@@ -199,3 +205,4 @@ class Sample:
     advantage: float
     task_id: str = ""
     member: int = 0
+    token_advantages: tuple[float, ...] = ()

@@ -8,17 +8,10 @@ rewards of 0.7 is 6e-8, not 0, and dividing by it would push every sample by a f
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from enum import StrEnum
+
+from components.algorithms.terms import AdvantageKind
 
 STD_EPSILON = 1e-6
-
-
-class AdvantageKind(StrEnum):
-    """How rewards become advantages."""
-
-    GRPO = "grpo"
-    DR_GRPO = "dr_grpo"
-    RLOO = "rloo"
 
 
 def has_signal(rewards: Sequence[float]) -> bool:

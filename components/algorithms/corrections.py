@@ -10,29 +10,15 @@ Versions may change within a sequence: every token has its own behavior log-prob
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from components.algorithms.losses import clipped_surrogate, log_ratio
+from components.algorithms.losses import LOG_RATIO_LIMIT, clipped_surrogate, log_ratio
+from components.algorithms.sampled import sequence_mean, sequence_sum
 
 LOW_SAMPLE_SIZE = 0.5
-
-
-class Proximal(StrEnum):
-    """The policy around which a step is clipped: the one that sampled, or the present one (at the step's start)."""
-
-    BEHAVIOR = "behavior"
-    CURRENT = "current"
-
-
-class ImportanceRule(StrEnum):
-    """How importance weights are held: cut at the cap, or zero outside of [floor, cap] (IcePop)."""
-
-    TRUNCATE = "truncate"
-    MASK = "mask"
 
 
 def importance_ratio(
@@ -51,6 +37,71 @@ def truncated_importance_weight(ratio: Float[Array, "tokens"], *, cap: float) ->
 def masked_importance_weight(ratio: Float[Array, "tokens"], *, floor: float, cap: float) -> Float[Array, "tokens"]:
     """The ratio where floor <= ratio <= cap, else 0: a token that the policy has moved away from pulls on nothing."""
     return jnp.where((ratio >= floor) & (ratio <= cap), ratio, 0.0)
+
+
+def sequence_importance_ratio(
+    logprobs: Float[Array, "tokens"], behavior_logprobs: Float[Array, "tokens"], sequence: Int[Array, "tokens"]
+) -> Float[Array, "tokens"]:
+    """policy / behavior of the whole sequence, at each of its tokens; a constant, 0 at padding, within exp(+-20)."""
+    mask = sequence >= 0
+    total = sequence_sum(log_ratio(logprobs, behavior_logprobs, mask), sequence)
+    ratio = jnp.exp(jnp.clip(total, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return jax.lax.stop_gradient(jnp.where(mask, ratio, 0.0))
+
+
+def interpolated_proximal(
+    logprobs: Float[Array, "tokens"],
+    behavior_logprobs: Float[Array, "tokens"],
+    versions: Int[Array, "tokens"],
+    version: Int[Array, ""],
+    mask: Bool[Array, "tokens"],
+) -> Float[Array, "tokens"]:
+    """Log-probs of the version before the trainer's, on the line between the policy and the one that sampled.
+
+    log behavior + a (log policy - log behavior), a = (v - 1 - v_token) / (v - v_token), which saves a forward pass
+    (https://inclusionai.github.io/AReaL/algorithms/prox_approx.html). A token of the trainer's own version, or of the
+    one before, has a = 0. No gradient flows.
+    """
+    age = jnp.maximum(version - versions, 1).astype(jnp.float32)
+    behavior = jnp.where(mask, behavior_logprobs, 0.0)
+    return jax.lax.stop_gradient(behavior + (age - 1) / age * log_ratio(logprobs, behavior_logprobs, mask))
+
+
+def geometric_keep(
+    logprobs: Float[Array, "tokens"],
+    behavior_logprobs: Float[Array, "tokens"],
+    sequence: Int[Array, "tokens"],
+    *,
+    low: float | None,
+    high: float | None,
+) -> Bool[Array, "tokens"]:
+    """True at the tokens of sequences with exp(mean log ratio) within [low, high]; None is no bound."""
+    mask = sequence >= 0
+    mean = jnp.exp(sequence_mean(log_ratio(logprobs, behavior_logprobs, mask), sequence))
+    kept = mask
+    if low is not None:
+        kept = kept & (mean >= low)
+    if high is not None:
+        kept = kept & (mean <= high)
+    return kept
+
+
+def off_policy_keep(
+    logprobs: Float[Array, "tokens"],
+    behavior_logprobs: Float[Array, "tokens"],
+    advantages: Float[Array, "tokens"],
+    sequence: Int[Array, "tokens"],
+    *,
+    delta: float,
+) -> Bool[Array, "tokens"]:
+    """False at tokens with a negative advantage in a sequence that the policy has left (arXiv:2512.02556).
+
+    It has left one when the mean of log(behavior / policy) over its tokens is above `delta`: what is already unlikely
+    and was bad says little more, and pushes hardest.
+    """
+    mask = sequence >= 0
+    drift = -sequence_mean(log_ratio(logprobs, behavior_logprobs, mask), sequence)
+    return mask & ~((advantages < 0) & (drift > delta))
 
 
 def decoupled_surrogate(

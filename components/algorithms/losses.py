@@ -9,7 +9,9 @@ from enum import StrEnum
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
+
+from components.algorithms.sampled import sequence_mean
 
 LOG_RATIO_LIMIT = 20.0
 
@@ -49,6 +51,19 @@ def clipped_surrogate(
     `dual_clip` = c > 1 bounds the loss of a token with negative advantage by c * |advantage| (arXiv:1912.09729, eq. 5).
     """
     ratio = jnp.exp(log_ratio(logprobs, behavior_logprobs, mask))
+    return pessimistic_bound(ratio, advantages, mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+
+
+def pessimistic_bound(
+    ratio: Float[Array, "tokens"],
+    advantages: Float[Array, "tokens"],
+    mask: Bool[Array, "tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Array, "tokens"]:
+    """`clipped_surrogate` of a ratio that is known, of a token or of its sequence."""
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     gain = jnp.minimum(ratio * advantages, clipped * advantages)
     if dual_clip is not None:
@@ -56,7 +71,24 @@ def clipped_surrogate(
     return jnp.where(mask, -gain, 0.0)
 
 
-def is_clipped(
+def clip_sides(
+    ratio: Float[Array, "tokens"],
+    advantages: Float[Array, "tokens"],
+    mask: Bool[Array, "tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Bool[Array, "tokens"], Bool[Array, "tokens"]]:
+    """Where `clipped_surrogate` is flat, so that the token pulls on nothing: (ratio too low, ratio too high)."""
+    too_low = (advantages < 0) & (ratio < 1 - clip_low)
+    too_high = (advantages > 0) & (ratio > 1 + clip_high)
+    if dual_clip is not None:
+        too_high = too_high | ((advantages < 0) & (ratio > dual_clip))
+    return mask & too_low, mask & too_high
+
+
+def cispo_surrogate(
     logprobs: Float[Array, "tokens"],
     behavior_logprobs: Float[Array, "tokens"],
     advantages: Float[Array, "tokens"],
@@ -64,12 +96,27 @@ def is_clipped(
     *,
     clip_low: float,
     clip_high: float,
-) -> Bool[Array, "tokens"]:
-    """True where `clipped_surrogate` is flat, so that the token pulls on nothing."""
+) -> Float[Array, "tokens"]:
+    """REINFORCE with a clipped weight: -sg[clip(ratio)] * A * logprob (arXiv:2506.13585, eq. 4).
+
+    The weight is held and never the gradient: a token that has moved far still pulls. `clip_low` 1 is no lower bound.
+    """
     ratio = jnp.exp(log_ratio(logprobs, behavior_logprobs, mask))
-    too_high = (advantages > 0) & (ratio > 1 + clip_high)
-    too_low = (advantages < 0) & (ratio < 1 - clip_low)
-    return mask & (too_high | too_low)
+    weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
+    return jnp.where(mask, -weight * advantages * jnp.where(mask, logprobs, 0.0), 0.0)
+
+
+def sequence_ratio(
+    logprobs: Float[Array, "tokens"], behavior_logprobs: Float[Array, "tokens"], sequence: Int[Array, "tokens"]
+) -> Float[Array, "tokens"]:
+    """GSPO's ratio at each token (arXiv:2507.18071, eq. 7 and 14): exp(mean log ratio of its sequence).
+
+    The value is the sequence's, the same at each of its tokens; the gradient is that of the token's own log-prob.
+    """
+    mask = sequence >= 0
+    mean = sequence_mean(log_ratio(logprobs, behavior_logprobs, mask), sequence)
+    own = jnp.where(mask, logprobs, 0.0)
+    return jax.lax.stop_gradient(jnp.exp(mean)) * jnp.exp(own - jax.lax.stop_gradient(own))
 
 
 def kl_divergence(

@@ -49,11 +49,16 @@ NO_TOOL_USE = ToolUse()
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy reads next. `done` ends the episode. `tool_use` is of this step alone; the episode adds it up."""
+    """What the policy reads next. `done` ends the episode. `tool_use` is of this step alone; the episode adds it up.
+
+    `reward` is the part of the episode's reward that the message just answered has earned, for objectives that credit
+    turn by turn; `Environment.reward` is the whole, these parts included.
+    """
 
     messages: tuple[Message, ...]
     done: bool = False
     tool_use: ToolUse = NO_TOOL_USE
+    reward: float = 0.0
 
 
 @runtime_checkable

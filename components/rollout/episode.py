@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ParamSpec, TypeVar, no_type_check
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from components.config import config
 from components.environments.bounded import OverdueError, SelfCancelledError, bounded
 from components.environments.environment import NO_TOOL_USE, Environment, Observation, ToolUse
 from components.environments.intake import characters_of, characters_of_tools, checked_observation, checked_tools
-from components.environments.rewards import as_reward_parts
+from components.environments.rewards import as_reward, as_reward_parts
 from components.environments.tools import error_text, words_of
 from components.errors import (
     CancelledEpisodeError,
@@ -143,6 +143,7 @@ class _Episode:
             self.at = "step"
             with _boundary(EnvironmentFailedError, "step", self.task):
                 observation = self._observe(await self.environment.step(message))
+            self._credit(observation)
             if observation.done:
                 return
             if time.perf_counter() > self.started + self.limits.max_seconds:
@@ -173,6 +174,12 @@ class _Episode:
         if observation.tool_use is not NO_TOOL_USE:
             self.tool_use += observation.tool_use
         return observation
+
+    def _credit(self, observation: Observation) -> None:
+        """What the last turn has earned, where the environment says so."""
+        reward = as_reward(observation.reward, where=f"the observation of task {self.task.id}")
+        if reward:
+            self.turns[-1] = replace(self.turns[-1], reward=reward)
 
     async def _close(self) -> None:
         limit = asyncio.timeout(self.limits.max_close_seconds)

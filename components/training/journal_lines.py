@@ -70,6 +70,7 @@ def _turns(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             "logprobs": completion.logprobs,
             "versions": version_runs(completion.versions),
             "finish_reason": completion.finish_reason,
+            "reward": turn.reward,
         }
         before = len(turn.prompt_ids) + len(completion.token_ids)
 
@@ -97,5 +98,5 @@ def _read_turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
             finish_reason=FinishReason(turn["finish_reason"]),
         )
         prompt_ids = (*context, *turn["added_ids"])
-        yield Turn(prompt_ids=prompt_ids, completion=completion)
+        yield Turn(prompt_ids=prompt_ids, completion=completion, reward=turn.get("reward", 0.0))
         context = (*prompt_ids, *completion.token_ids)

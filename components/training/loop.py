@@ -268,7 +268,7 @@ class TrainingLoop:
                 break
             stale = self._stale(group)
             group = _without(group, stale)
-            if len(group.valid) < 2:
+            if len(group.valid) < 2 or self._learner.refuses(group):
                 self._record(Rejected(group.position, stale))
                 orchestrator.replace()
                 continue

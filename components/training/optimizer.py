@@ -4,9 +4,10 @@ The learning rate is a function of the optimizer step and is applied by `trainin
 skipped does not shift the schedule.
 """
 
+import dataclasses
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from pydantic import Field
 from components.config import config
 from components.errors import ConfigError, Problem
 from components.model.lockstep import program
+from components.model.lora import LoraPair
 
 
 class Schedule(StrEnum):
@@ -29,7 +31,11 @@ class Schedule(StrEnum):
 
 @config
 class OptimizerConfig:
-    """AdamW (arXiv:1711.05101). `warmup_steps` are optimizer steps; `clip_norm` bounds the global gradient norm."""
+    """AdamW (arXiv:1711.05101). `warmup_steps` are optimizer steps; `clip_norm` bounds the global gradient norm.
+
+    `lora_plus_ratio` is how much faster the B of each LoRA pair learns than its A (LoRA+, arXiv:2402.12354). A step
+    whose gradient is not finite changes nothing; more than `max_skipped` of them in a row stop the run.
+    """
 
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     schedule: Schedule = Schedule.CONSTANT
@@ -39,6 +45,8 @@ class OptimizerConfig:
     b2: Annotated[float, Field(ge=0, lt=1)] = 0.99
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     clip_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    lora_plus_ratio: Annotated[float, Field(ge=1)] = 1.0
+    max_skipped: Annotated[int, Field(ge=0)] = 3
 
 
 class Optimizer(NamedTuple):
@@ -66,7 +74,21 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> Optimizer:
     stages.append(optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.epsilon))
     if config.weight_decay:
         stages.append(optax.add_decayed_weights(config.weight_decay))
-    return Optimizer(_on_leaves(optax.chain(*stages)), _schedule(config, total_steps), total_steps)
+    direction = _on_leaves(optax.chain(*stages))
+    if config.lora_plus_ratio != 1:
+        direction = optax.chain(direction, _faster_b(config.lora_plus_ratio))
+    return Optimizer(direction, _schedule(config, total_steps), total_steps)
+
+
+def _faster_b(ratio: float) -> optax.GradientTransformation:
+    """Multiplies what B of each pair moves by: decay included, as a learning rate of its own would."""
+
+    def update(pair: Any) -> Any:
+        return dataclasses.replace(pair, b=ratio * pair.b) if isinstance(pair, LoraPair) else pair
+
+    return optax.stateless(
+        lambda directions, weights: jax.tree.map(update, directions, is_leaf=lambda node: isinstance(node, LoraPair))
+    )
 
 
 def _on_leaves(inner: optax.GradientTransformation) -> optax.GradientTransformation:

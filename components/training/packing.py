@@ -20,7 +20,7 @@ from flax import struct
 from jaxtyping import Array, Int
 from pydantic import Field
 
-from components.algorithms.objective import SampledTokens
+from components.algorithms.sampled import SampledTokens
 from components.config import config
 from components.errors import ConfigError, Problem
 from components.types import Sample, Trajectory
@@ -265,7 +265,7 @@ def _lay_out_sampled(samples: list[Sample], size: int, weight: Callable[[int], f
         flat = slice(filled, filled + len(sampled))
         behavior[flat] = np.asarray(sample.logprobs)[sampled]
         versions[flat] = np.asarray(sample.versions)[sampled]
-        advantages[flat] = sample.advantage
+        advantages[flat] = sample.token_advantages or sample.advantage
         weights[flat] = weight(len(sampled))
         sequence[flat] = number
         filled = flat.stop

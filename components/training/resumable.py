@@ -20,6 +20,8 @@ FREE = (
     "train.rollout.max_attempts",
     "train.rollout.max_failures_in_a_row",
     "train.rollout.max_failure_share",
+    "train.objective.refill_limit",
+    "train.optimizer.max_skipped",
 )
 """Keys, and sections, that say how the rest of a run is played and not what its steps compute."""
 

@@ -156,6 +156,7 @@ def make_learner(model: Model, adapter: Adapter, settings: TrainConfig) -> Learn
         accumulate=make_accumulate(model.architecture, objective, temperature=temperature),
         apply=make_apply(optimizer),
         score=make_score(model.architecture, temperature=temperature),
+        max_skipped=settings.optimizer.max_skipped,
     )
 
 

@@ -117,7 +117,7 @@ def make_accumulate(
         version: Int[Array, ""] | None,
     ) -> tuple[Float[Array, ""], Statistics]:
         logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
-        total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version)
+        total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version, entropy)
         entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
         return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy)}
 

@@ -7,8 +7,8 @@ import pytest
 
 from components.algorithms.losses import (
     KlEstimator,
+    clip_sides,
     clipped_surrogate,
-    is_clipped,
     kl_divergence,
 )
 
@@ -121,12 +121,14 @@ def test_a_surrogate_that_drifted_far_is_finite_and_pulls_back():
 
 
 def test_clipped_tokens_are_those_without_gradient():
-    logprobs = jnp.log(jnp.array([1.5, 0.5, 1.5, 0.5, 1.0]))
-    advantages, mask = jnp.array([1.0, 1.0, -1.0, -1.0, 1.0]), jnp.ones(5, bool)
+    ratio = jnp.array([1.5, 0.5, 1.5, 0.5, 1.0, 4.0])
+    advantages, mask = jnp.array([1.0, 1.0, -1.0, -1.0, 1.0, -1.0]), jnp.ones(6, bool)
+    clip = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
 
     def total(logprobs: jax.Array) -> jax.Array:
-        return clipped_surrogate(logprobs, jnp.zeros(5), advantages, mask, clip_low=0.2, clip_high=0.2).sum()
+        return clipped_surrogate(logprobs, jnp.zeros(6), advantages, mask, **clip).sum()
 
-    flat = is_clipped(logprobs, jnp.zeros(5), advantages, mask, clip_low=0.2, clip_high=0.2)
-    np.testing.assert_array_equal(flat, [True, False, False, True, False])
-    np.testing.assert_array_equal(flat, jax.grad(total)(logprobs) == 0)
+    low, high = clip_sides(ratio, advantages, mask, **clip)
+    np.testing.assert_array_equal(low, [False, False, False, True, False, False])
+    np.testing.assert_array_equal(high, [True, False, False, False, False, True])
+    np.testing.assert_array_equal(low | high, jax.grad(total)(jnp.log(ratio)) == 0)

@@ -3,18 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from components.algorithms.advantages import AdvantageKind
-from components.algorithms.corrections import ImportanceRule, Proximal
-from components.algorithms.losses import KlEstimator
-from components.algorithms.objective import (
-    Aggregation,
-    Objective,
-    ObjectiveConfig,
-    SampledTokens,
-    mean_statistics,
-)
-from components.config import dump, load
-from components.errors import ConfigError
+from components.algorithms.objective import Objective, ObjectiveConfig, mean_statistics
+from components.algorithms.sampled import SampledTokens
+from components.algorithms.terms import Aggregation
+from components.config import load
 
 
 def objective(**values) -> Objective:
@@ -175,111 +167,33 @@ def test_zero_advantage_has_no_gradient_unless_there_is_a_kl_term():
     assert objective(kl_coefficient=0.01).has_gradient(0.0)
 
 
-def test_every_field_of_the_preset_can_be_set():
-    assert objective() == Objective(
-        advantage=AdvantageKind.GRPO,
-        clip_low=0.2,
-        clip_high=0.2,
-        dual_clip=None,
-        aggregation=Aggregation.TOKEN_MEAN,
-        constant=None,
-        kl_coefficient=0.0,
-        kl_estimator=KlEstimator.K2,
-        proximal=Proximal.BEHAVIOR,
-        importance_rule=None,
-        importance_floor=None,
-        importance_cap=None,
-    )
-    values = {
-        "advantage": "rloo",
-        "clip_low": 0.1,
-        "clip_high": 0.28,
-        "dual_clip": 3.0,
-        "aggregation": "constant",
-        "constant": 64,
-        "kl_coefficient": 0.04,
-        "kl_estimator": "k3",
-    }
-    assert {key: getattr(objective(**values), key) for key in values} == values
-    values = {"proximal": "current", "importance_rule": "mask", "importance_floor": 0.25, "importance_cap": 3.0}
-    assert {key: getattr(objective(**values), key) for key in values} == values
+def test_k3_in_the_loss_is_weighted_by_the_ratio_and_then_has_the_gradient_of_the_kl():
+    made = objective(kl_coefficient=0.5, kl_estimator="k3")
+    logprobs, reference = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.2])
+
+    def total(logprobs: jax.Array, behavior: list[float]) -> jax.Array:
+        return made.loss(logprobs, reference, sampled(made, behavior, [0.0], [2]))[0]
+
+    distance = np.asarray(logprobs - reference)
+    k3 = np.exp(-distance) + distance - 1
+    value, gradient = jax.value_and_grad(total)(logprobs, [-1.0, -2.0])
+    assert float(value) == pytest.approx(0.5 * k3.sum(), rel=1e-5)
+    # d/dlogprob of ratio * k3 at ratio 1 is k3 + 1 - exp(-d) = d: the score function's weight in the KL's gradient.
+    np.testing.assert_allclose(gradient, 0.5 * distance, rtol=1e-5)
+    halved = total(logprobs, [float(-1.0 + np.log(2)), float(-2.0 + np.log(2))])
+    assert float(halved) == pytest.approx(0.5 * 0.5 * k3.sum(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("values", "rule", "floor", "cap"),
-    [
-        ({}, ImportanceRule.TRUNCATE, None, 2.0),
-        ({"importance_rule": "mask"}, ImportanceRule.MASK, 0.5, 5.0),
-        ({"importance_rule": "mask", "importance_floor": 0.0}, ImportanceRule.MASK, 0.0, 5.0),
-    ],
-)
-def test_each_rule_has_its_own_bounds(values, rule, floor, cap):
-    made = objective(proximal="current", **values)
-    assert (made.importance_rule, made.importance_floor, made.importance_cap) == (rule, floor, cap)
-
-
-def test_the_config_survives_being_written_and_read():
-    config = load(ObjectiveConfig, {"clip_high": 0.28})
-    assert load(ObjectiveConfig, dump(config)) == config
-
-
-@pytest.mark.parametrize(
-    ("values", "key"),
-    [
-        ({"kl_estimator": "k3"}, "kl_estimator"),
-        ({"kl_estimator": "k3", "kl_coefficient": 0.0}, "kl_estimator"),
-        ({"kl_estimator": "k1", "kl_coefficient": 0.1}, "kl_estimator"),
-        ({"constant": 8}, "constant"),
-        ({"aggregation": "constant"}, "constant"),
-        ({"aggregation": "sum"}, "aggregation"),
-        ({"clip_low": -0.1}, "clip_low"),
-        ({"clip": 0.2}, "clip"),
-        ({"importance_cap": 2.0}, "importance_cap"),
-        ({"importance_floor": 0.5}, "importance_floor"),
-        ({"importance_rule": "mask"}, "importance_rule"),
-        ({"proximal": "current", "clip_low": 0.2}, "clip_low"),
-        ({"proximal": "current", "clip_high": 0.2}, "clip_high"),
-        ({"proximal": "current", "dual_clip": 3.0}, "dual_clip"),
-        ({"proximal": "current", "importance_floor": 0.5}, "importance_floor"),
-        ({"proximal": "current", "importance_rule": "mask", "importance_floor": 5.0}, "importance_floor"),
-        ({"proximal": "current", "importance_cap": 0.0}, "importance_cap"),
-        ({"proximal": "latest"}, "proximal"),
-    ],
-)
-def test_a_key_that_cannot_work_or_would_change_nothing_is_named(values, key):
-    with pytest.raises(ConfigError) as caught:
-        objective(**values)
-    assert [problem.where for problem in caught.value.problems] == [f"objective.{key}"]
-
-
-def test_the_description_holds_every_constant():
-    text = objective(
-        clip_low=0.11,
-        clip_high=0.27,
-        dual_clip=3.5,
-        aggregation="constant",
-        constant=768,
-        kl_coefficient=0.08,
-        kl_estimator="k3",
-    ).describe()
-    for part in ("1 - 0.11", "1 + 0.27", "3.5 * A", "1 / 768", "0.08 * (exp(-d) + d - 1)", "n - 1, + 1e-06"):
-        assert part in text
-    assert "reference" not in objective().describe()
-    assert "importance" not in objective().describe()
-
-
-@pytest.mark.parametrize(
-    ("values", "held"),
-    [
-        ({"importance_cap": 1.75}, "min(ratio, 1.75)"),
-        (
-            {"importance_rule": "mask", "importance_floor": 0.25, "importance_cap": 4.5},
-            "ratio where 0.25 <= ratio <= 4.5, else 0",
-        ),
-    ],
-)
-def test_the_description_of_a_decoupled_objective_says_how_weights_are_held(values, held):
-    text = objective(proximal="current", kl_coefficient=0.08, **values).describe()
-    assert text.startswith("loss = sum over sampled tokens of w * (-importance * u * A + 0.08 * d^2 / 2) / N")
-    assert held in text
-    assert "clip(" not in text
+def test_the_entropy_bonus_is_taken_off_the_loss_and_the_parts_add_up():
+    made = objective(entropy_coefficient=0.1, kl_coefficient=0.04)
+    tokens = sampled(made, [-1.0, -2.0, -1.0], [1.0, -2.0], [1, 2], padding=1)
+    logprobs, entropies = jnp.array([-1.0, -2.0, -1.0, 0.0]), jnp.array([0.5, 0.7, 0.9, jnp.nan])
+    total, sums = made.loss(logprobs, logprobs - 0.5, tokens, None, entropies)
+    parts = {"policy_loss": -1.0 + 2.0 + 2.0, "kl_loss": 0.04 * 3 * 0.125, "entropy_loss": -0.1 * 2.1}
+    assert {key: float(sums[key]) for key in parts} == pytest.approx(parts, rel=1e-5)
+    assert float(total) == pytest.approx(sum(parts.values()), rel=1e-5)
+    means = mean_statistics({key: float(value) for key, value in sums.items()}, 3)
+    assert means["entropy_loss"] == pytest.approx(-0.07, rel=1e-5)
+    assert made.has_gradient(0.0)
+    with pytest.raises(ValueError, match="entropy_coefficient"):
+        made.loss(logprobs, logprobs, tokens)

@@ -34,7 +34,7 @@ def trajectory(
     calls = (ToolCall("math.gcd", {"a": 12, "b": [1.5, None, "ü"]}),)
     return Trajectory(
         task=TASKS[task],
-        turns=(Turn((1, 2), first), Turn((1, 2, 5, 6, 9), second)),
+        turns=(Turn((1, 2), first), Turn((1, 2, 5, 6, 9), second, reward=-0.25)),
         messages=(
             Message(Role.USER, "line\nbreak, \ud800 and \u2028"),
             Message(Role.ASSISTANT, "", tool_calls=calls, malformed_calls=(MalformedCall("{", "cut"),)),

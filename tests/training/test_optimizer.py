@@ -1,9 +1,11 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from components.config import load
 from components.errors import ConfigError
+from components.model.lora import Adapter, LoraPair
 from components.training.optimizer import OptimizerConfig, make_optimizer, optimizer_steps
 
 
@@ -50,6 +52,24 @@ def test_weight_decay_is_decoupled_from_the_gradient():
     weights = {"a": jnp.array([2.0])}
     direction, _ = made.direction.update({"a": jnp.zeros(1)}, made.direction.init(weights), weights)
     assert float(direction["a"][0]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_lora_plus_moves_b_faster_than_a_and_a_ratio_of_one_is_off(weight_decay):
+    pair = LoraPair(a=jnp.full((3, 2), 0.5), b=jnp.full((2, 4), 0.25), scale=2.0)
+    weights = Adapter(layers=({"q_proj": pair},))
+    gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, -3.0), weights)
+
+    def moved(ratio: float) -> LoraPair:
+        config = OptimizerConfig(lora_plus_ratio=ratio, clip_norm=None, weight_decay=weight_decay)
+        made = make_optimizer(config, total_steps=1)
+        direction, _ = made.direction.update(gradients, made.direction.init(weights), weights)
+        return direction.layers[0]["q_proj"]
+
+    # Adam's first direction is the gradient's sign; decay adds a share of the weight.
+    np.testing.assert_allclose(moved(1.0).b, -1.0 + weight_decay * 0.25, rtol=1e-5)
+    np.testing.assert_allclose(moved(16.0).a, -1.0 + weight_decay * 0.5, rtol=1e-5)
+    np.testing.assert_allclose(moved(16.0).b, 16 * (-1.0 + weight_decay * 0.25), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

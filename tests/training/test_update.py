@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from components.algorithms.corrections import ImportanceRule, Proximal
-from components.algorithms.objective import Aggregation, Objective, ObjectiveConfig, mean_statistics
+from components.algorithms.objective import Objective, ObjectiveConfig, mean_statistics
+from components.algorithms.terms import Aggregation, ImportanceRule, Proximal
 from components.config import load
 from components.model.decoder import forward, logits
 from components.training.optimizer import OptimizerConfig, make_optimizer
