@@ -64,14 +64,15 @@ def train(
 ) -> None:
     """Train in this pod, or in those of a JobSet, which read and write the artifacts where everybody finds them."""
     where = from_json(PlatformConfig, platform, where="platform")
-    shared: dict[str, Any] = {"section": section, "environment": environment, "seed": seed, "run_folder": run_folder}
+    given: dict[str, Any] = {"section": section, "environment": environment, "seed": seed, "run_folder": run_folder}
     artifacts = {"tasks": tasks, "base": base, "adapter": adapter, "trained": trained}
     if where.launcher == "jobset":
         from components.launcher.train_job import launch_train  # with it comes the Kubernetes client
 
-        uris = {name: artifact.uri for name, artifact in artifacts.items()}
-        launch_train(platform=platform, run=job_owner, **shared, **uris)
-        return
-    from components.training.run import train as train_here  # with it comes jax
+        given |= {name: artifact.uri for name, artifact in artifacts.items()}
+        launch_train(platform=platform, run=job_owner, **given)
+    else:
+        from components.training.run import train as train_here  # with it comes jax
 
-    train_here(**shared, **{name: artifact.path for name, artifact in artifacts.items()})
+        given |= {name: artifact.path for name, artifact in artifacts.items()}
+        train_here(**given)

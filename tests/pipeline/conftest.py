@@ -20,6 +20,13 @@ class Mine(Arithmetic):
     """Sums, as they are."""
 
 
+class Dated(Arithmetic):
+    """Sums that stand for what lies in a folder of data."""
+
+    def __init__(self, data: str) -> None:
+        super().__init__(low=100, high=999, operators=["+"], train_tasks=64, test_tasks=8, worked_examples=0)
+
+
 class Doubled(Arithmetic):
     """Lists every problem twice, which no run can be made of."""
 

@@ -43,6 +43,7 @@ SHORT = {
     "train.steps": 2,
     "train.rollout.tasks_per_step": 2,
     "train.rollout.group_size": 4,
+    "evaluate.samples": 0,
 }
 """The smoke recipe, cut so short that it learns nothing, but goes all the way."""
 
@@ -138,6 +139,8 @@ def test_a_run_is_started_again_from_its_manifest_and_what_has_changed_is_named(
         return LocalRun(learnt.folder, {}, {"run_dir": "again"})
 
     monkeypatch.setattr("pipeline.local.run_locally", run_locally)
+    code = manifests.read(str(learnt.folder))["code"]
+    monkeypatch.setattr("pipeline.provenance.code", lambda: code)
     monkeypatch.chdir(learnt.project)
     monkeypatch.syspath_prepend(str(learnt.project))
     exact = str(learnt.folder / "recipe.yaml")
@@ -159,8 +162,14 @@ def test_a_run_is_started_again_from_its_manifest_and_what_has_changed_is_named(
 
 
 def test_the_promoted_adapter_is_evaluated_alone_against_its_base(learnt: Finished) -> None:
-    """It belongs to a base that was made in the run, and is made again from the same seed."""
-    options = ("--tasks", "40", "--set", "environment.use=my_module:Mine", "--set", "evaluate.samples=0")
+    (base,) = (learnt.folder / "steps").glob("*/init-model/base")
+    changes = (
+        "environment.use=my_module:Mine",
+        "evaluate.samples=0",
+        "init_model.tiny=null",
+        f"init_model.source={base}",
+    )
+    options = ("--tasks", "40", *(f"--set={change}" for change in changes))
     finished = headrace("eval", "smoke", "latest-promoted", "--json", *options, folder=learnt.project)
     assert finished.returncode == 0, finished.stderr[-4000:]
     figures = json.loads(finished.stdout)
