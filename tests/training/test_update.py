@@ -158,6 +158,37 @@ def test_samples_that_arrive_in_any_order_and_split_give_the_gradient_of_the_who
         assert means == pytest.approx(whole, rel=1e-5)
 
 
+BY_SEQUENCE = [
+    {"preset": "gspo", "clip_high": 0.5, "clip_low": 0.5, "entropy_coefficient": 0.1, "off_policy_delta": 0.1},
+    {"preset": "decoupled", "importance_level": "sequence", "kl_coefficient": 0.3, "kl_estimator": "k3"},
+]
+
+
+@pytest.mark.parametrize("values", BY_SEQUENCE)
+def test_what_concerns_a_sequence_is_the_same_for_any_packing_and_split(values):
+    made = Objective.from_config(load(ObjectiveConfig, values))
+    batch = of_mixed_versions(tiny.samples())
+    wanted, whole = streamed_step(made, batch, *SPLITS[0])
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted)) > 1e-3
+    gradients, means = streamed_step(made, batch[::-1], *SPLITS[1])
+    assert_close(gradients, wanted)
+    assert means == pytest.approx(whole, rel=1e-5)
+    if "entropy_coefficient" in values:
+        assert means["entropy_loss"] == pytest.approx(-0.1 * mean_sequence_entropy(batch), rel=1e-4)
+
+
+def mean_sequence_entropy(batch: tuple[Sample, ...]) -> float:
+    """The mean over sequences of the mean entropy of their sampled tokens, by plain softmax."""
+    length = max(len(sample.token_ids) for sample in batch)
+    tokens = jnp.array([sample.token_ids + (0,) * (length - len(sample.token_ids)) for sample in batch])
+    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+    hidden = forward(tiny.ARCHITECTURE, BASE, ADAPTER, tokens, positions, jnp.ones_like(tokens))
+    scores = jax.nn.log_softmax(logits(tiny.ARCHITECTURE, BASE, hidden) / TEMPERATURE)[:, :-1]
+    mask = padded(batch, "completion_mask").astype(bool)
+    entropies = np.where(mask, -(jnp.exp(scores) * scores).sum(axis=-1), 0.0)
+    return float((entropies.sum(axis=1) / mask.sum(axis=1)).mean())
+
+
 def test_the_largest_importance_weight_of_a_step_is_not_a_sum_over_its_micro_batches():
     batch = tiny.samples()
     mask = padded(batch, "completion_mask").astype(bool)
