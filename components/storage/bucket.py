@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import google_crc32c
+import requests.exceptions
 from google.api_core.exceptions import NotFound, PreconditionFailed, RequestRangeNotSatisfiable
 from google.cloud.storage.exceptions import DataCorruption
 
@@ -23,6 +24,8 @@ from components.storage.trying import in_short
 
 Content = TypeVar("Content")
 
+_BROKEN = (DataCorruption, RequestRangeNotSatisfiable, requests.exceptions.RequestException)
+"""A download that has to begin again. The client does not repeat a request that is refused in an answer that is cut."""
 _ABANDONED = timedelta(hours=1)
 
 
@@ -147,12 +150,12 @@ def _fetched(uri: str, fetch: Callable[[Any], tuple[Content, int]]) -> Content:
     for _ in range(TRIES):
         blob = blob_of(uri)
         try:
-            with explained(uri, unless=(NotFound, DataCorruption, RequestRangeNotSatisfiable)):
+            with explained(uri, unless=(NotFound, *_BROKEN)):
                 content, checksum = fetch(blob)
         except NotFound:
             # A download that was cut goes on with the same generation, which is gone when the object was written anew.
             look(uri)
-        except (DataCorruption, RequestRangeNotSatisfiable) as error:
+        except _BROKEN as error:
             last = in_short(error)
         else:
             # The client compares whole downloads only, and none that went on after a cut.
