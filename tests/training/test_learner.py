@@ -14,7 +14,7 @@ from components.errors import RunStoppedError
 from components.training.learner import Learner
 from components.training.ledger import Fate
 from components.training.optimizer import OptimizerConfig, make_optimizer
-from components.training.packing import PackingConfig
+from components.training.packing import Packer, PackingConfig, to_sample
 from components.training.update import init_state, make_accumulate, make_apply, make_score
 from components.types import Completion, FinishReason, Group, Outcome, Task, Trajectory, Turn
 from tests.training import tiny
@@ -31,15 +31,14 @@ def accumulator(made: Objective):
 
 
 class Seen:
-    """Stands between learner and trainer, and keeps the micro-batches."""
+    """Stands in the trainer's place and keeps the micro-batches: what they hold is the question, not their gradient."""
 
-    def __init__(self, made: Objective) -> None:
+    def __init__(self) -> None:
         self.microbatches = []
-        self._made = made
 
     def __call__(self, base, adapter, gradients, microbatch, reference_logprobs=None, version=None):
         self.microbatches.append(microbatch)
-        return accumulator(self._made)(base, adapter, gradients, microbatch, reference_logprobs, version)
+        return gradients, {}
 
     @property
     def advantages(self) -> list[float]:
@@ -52,9 +51,7 @@ def learner(seen: Seen | None = None, packing: PackingConfig | None = None, appl
     made = Objective.from_config(load(ObjectiveConfig, values))
     state = init_state(ADAPTER, OPTIMIZER)
     packing = packing or PackingConfig(rows=8, row_length=12, capacities=(96,))
-    accumulate = accumulator(made)
-    if seen is not None:
-        seen._made, accumulate = made, seen
+    accumulate = accumulator(made) if seen is None else seen
     return Learner(BASE, state, made, packing, accumulate=accumulate, apply=apply, score=SCORE, max_skipped=1)
 
 
@@ -86,7 +83,7 @@ def rewarded(*rewards: float) -> Group:
 
 
 def test_a_reward_at_the_end_is_credited_to_every_token_of_the_episode():
-    seen = Seen(None)
+    seen = Seen()
     made = learner(seen, preset="rloo")
     assert made.add(rewarded(1.0, 0.0, 0.5)) is Fate.TRAINED
     numbers = made.finish()
@@ -97,7 +94,7 @@ def test_a_reward_at_the_end_is_credited_to_every_token_of_the_episode():
 
 
 def test_turn_rewards_are_credited_to_their_turn_and_those_before_it():
-    seen = Seen(None)
+    seen = Seen()
     made = learner(seen, advantage="dr_grpo", credit="turn")
     # To go: 1 1 and 0.5 0 (what no turn claims is the last turn's).
     made.add(group(trajectory(0, 1.0, turns=(0.0, 0.0)), trajectory(1, 0.5, turns=(0.5, 0.0))))
@@ -106,7 +103,7 @@ def test_turn_rewards_are_credited_to_their_turn_and_those_before_it():
 
 
 def test_turn_rewards_change_nothing_where_the_episode_is_credited():
-    seen, plain = Seen(None), Seen(None)
+    seen, plain = Seen(), Seen()
     for each, turns in ((seen, (0.5, 0.0)), (plain, (0.0, 0.0))):
         made = learner(each, advantage="dr_grpo")
         made.add(group(trajectory(0, 1.0, turns=(0.0, 0.0)), trajectory(1, 0.5, turns=turns)))
@@ -117,7 +114,7 @@ def test_turn_rewards_change_nothing_where_the_episode_is_credited():
 def test_reinforce_pp_compares_the_whole_batch_however_it_is_split_into_groups():
     found = []
     for groups in ([rewarded(1.0, 0.0), rewarded(0.5, 0.5)], [rewarded(1.0, 0.0, 0.5, 0.5)]):
-        seen = Seen(None)
+        seen = Seen()
         made = learner(seen, preset="reinforce_pp", discount=0.5)
         assert [made.add(each) for each in groups] == [Fate.TRAINED] * len(groups)
         assert seen.microbatches == []
@@ -130,7 +127,7 @@ def test_reinforce_pp_compares_the_whole_batch_however_it_is_split_into_groups()
 
 
 def test_the_overlong_penalty_comes_off_the_reward_in_sampled_tokens():
-    seen = Seen(None)
+    seen = Seen()
     made = learner(seen, advantage="dr_grpo", overlong_penalty=1.0, overlong_limit=5, overlong_buffer=4)
     # 2 and 4 sampled tokens: -1/4 and -3/4, so rewards of 0.75 and 0.25.
     made.add(group(trajectory(0, 1.0), trajectory(1, 1.0, length=4)))
@@ -140,8 +137,6 @@ def test_the_overlong_penalty_comes_off_the_reward_in_sampled_tokens():
 
 def scores(members: tuple[Trajectory, ...], adapter) -> list[np.ndarray]:
     """Log-probs of each member's sampled tokens, one forward pass each."""
-    from components.training.packing import Packer, to_sample
-
     found = []
     for member in members:
         packer = Packer(PackingConfig(rows=1, row_length=12, capacities=(12,)), lambda length: 1.0)
@@ -158,7 +153,7 @@ def test_a_kl_in_the_reward_is_charged_against_the_reference_for_any_packing(ref
     rewards = np.array([member.reward - 0.1 * each.sum() for member, each in zip(members, distance, strict=True)])
     wanted = np.repeat(rewards - rewards.mean(), 2)
     for packing in (None, PackingConfig(rows=1, row_length=12, capacities=(12,))):
-        seen = Seen(None)
+        seen = Seen()
         keys = {"kl_coefficient": 0.1, "kl_place": "reward", "reference": reference}
         made = learner(seen, packing, advantage="dr_grpo", **keys)
         made.add(group(*members))
@@ -184,7 +179,7 @@ def test_micro_batches_of_any_size_give_the_same_advantages_and_the_same_update(
     groups = [rewarded(*[1.0, 0.0, 0.5, 0.0, 1.0, 0.0, 0.0, 1.0]), rewarded(*[0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0])]
     adapters = []
     for size in (16, rows):
-        made = learner(Seen(None), PackingConfig(rows=size, row_length=8, capacities=(8 * size,)), preset="grpo")
+        made = learner(None, PackingConfig(rows=size, row_length=8, capacities=(8 * size,)), preset="grpo")
         for each in groups:
             made.add(each)
         made.finish()
@@ -242,7 +237,7 @@ def test_gradients_that_are_not_finite_stop_the_run_after_a_bound_and_poison_not
 
 
 def test_a_member_that_said_nothing_is_compared_with_and_not_trained_on():
-    seen = Seen(None)
+    seen = Seen()
     made = learner(seen, advantage="dr_grpo")
     silent = dataclasses.replace(trajectory(1, 0.0), turns=())
     assert made.add(group(trajectory(0, 1.0), silent)) is Fate.TRAINED
