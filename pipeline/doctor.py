@@ -18,6 +18,7 @@ from components.model.footprint import (
     activation_bytes,
     base_bytes,
     cache_bytes,
+    process_bytes,
     read_architecture,
 )
 from components.rollout.player import Player, make_player
@@ -72,7 +73,10 @@ def problem_record(problem: Problem) -> dict[str, Any]:
 
 
 def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
-    """Bytes by owner while training. Activations are an estimate; one base serves rollout, reference and trainer."""
+    """Bytes by owner while training, on one device of the host; one base serves rollout, reference and trainer.
+
+    `process_bytes_estimate` is what the processes of the run hold beside arrays: libraries, and compiled programs.
+    """
     train = recipe.train
     start = recipe.init_model
     base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise)
@@ -86,9 +90,11 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
     plan = {
         "base_bytes": base,
         "adapter_bytes": 2 * adapter,  # the trainer's and the one that the engine serves
-        "optimizer_bytes": 3 * adapter,  # two moments and the gradient
+        "optimizer_bytes": 2 * adapter,  # two moments
+        "gradient_bytes": 2 * adapter,  # the sum of an optimizer step, and what a micro-batch adds to it
         "cache_bytes": cache,
         "activation_bytes_estimate": activation_bytes(architecture, tokens=tokens, row_length=packing.row_length),
+        "process_bytes_estimate": process_bytes(architecture),
     }
     return {**plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
 

@@ -1,17 +1,25 @@
 """A source or an architecture -> how many numbers and bytes it takes, before a single weight is loaded."""
 
+import math
+
 import jax
 
 from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
+from components.model.head import CHUNK
 from components.model.huggingface import read_config
 from components.model.lora import LoraConfig, bound_modules, module_shapes
 from components.model.quantise import Kind, quantise_tree
+from components.model.vocabulary import BLOCK_ROWS
 from components.model.weights import locate
 
 BYTES = {"float32": 4, "bfloat16": 2}
+PROCESS_BYTES = 870_000_000
+"""Libraries and runtime of a local run (the command's process and that of its train step), without any model."""
+PROGRAM_BYTES = 46_000_000
+"""What all compiled programs of a run, and compiling them, add for each layer, as layers are unrolled."""
 
 
 def read_architecture(source: str) -> Architecture:
@@ -47,17 +55,30 @@ def adapter_parameters(architecture: Architecture, config: LoraConfig) -> int:
 
 
 def cache_bytes(architecture: Architecture, *, slots: int, capacity: int, dtype: str) -> int:
-    """Keys and values of all slots and layers."""
-    per_token = 2 * architecture.n_layers * architecture.n_kv_heads * architecture.head_dim
+    """Keys and values of all slots and layers; a layer that borrows its keys holds none."""
+    owners = (layer for layer in range(architecture.n_layers) if architecture.kv_owner(layer) == layer)
+    per_token = 2 * sum(math.prod(architecture.kv_shape(layer)) for layer in owners)
     return slots * capacity * per_token * BYTES[dtype]
+
+
+def process_bytes(architecture: Architecture) -> int:
+    """What a local run holds beside arrays: an estimate, fitted to the peaks of runs of 3 and of 30 layers on a CPU."""
+    return PROCESS_BYTES + PROGRAM_BYTES * architecture.n_layers
+
+
+def head_bytes(architecture: Architecture, *, tokens: int) -> int:
+    """What reading the head holds at its widest: two arrays of the logits of one chunk of tokens and one block."""
+    return 2 * 4 * min(tokens, CHUNK) * min(architecture.vocab_size, BLOCK_ROWS)
 
 
 def activation_bytes(architecture: Architecture, *, tokens: int, row_length: int) -> int:
     """What a training step holds at its widest, with rematerialised layers: an estimate, for planning.
 
-    One layer's inside (projections, attention scores of whole rows, MLP) for all tokens, and every layer's input.
+    Every layer's input, and what is larger of the head and one layer's inside (projections, attention scores of whole
+    rows, MLP, and their gradients), for all tokens.
     """
     layers = map(architecture.linear_shapes, range(architecture.n_layers))
     widths = max(sum(outputs for _, outputs in shapes.values()) for shapes in layers)
-    inside = tokens * (2 * widths + 2 * architecture.n_heads * row_length)
-    return 4 * (inside + tokens * architecture.d_model * (architecture.n_layers + 1))
+    inside = 4 * tokens * (3 * widths + 4 * architecture.n_heads * row_length)
+    inputs = 4 * tokens * architecture.d_model * (architecture.n_layers + 1)
+    return inputs + max(inside, head_bytes(architecture, tokens=tokens))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from components.model.architecture import Architecture
-from components.model.footprint import activation_bytes, adapter_parameters, base_parameters, cache_bytes
+from components.model.footprint import adapter_parameters, base_parameters
 from components.model.lora import LoraConfig
 from pipeline.doctor import diagnose, examine
 from pipeline.recipe import load_recipe
@@ -130,16 +130,12 @@ def test_the_memory_plan_counts_by_hand() -> None:
     # Rank 2 on q and o alone: 2 x (8 + 8) each, in both layers.
     only = LoraConfig(rank=2, targets=(".*q_proj", ".*o_proj"))
     assert adapter_parameters(ARCHITECTURE, only) == 2 * 2 * 2 * (8 + 8)
-    # Keys and values, 2 layers, 1 head of 4, 3 slots of 10, 2 bytes.
-    assert cache_bytes(ARCHITECTURE, slots=3, capacity=10, dtype="bfloat16") == 2 * 2 * 4 * 3 * 10 * 2
-    # Outputs of all seven projections are 8+4+4+8+16+16+8 = 64 wide, scores 2 heads x row of 10; inputs 8 x 3 layers.
-    assert activation_bytes(ARCHITECTURE, tokens=20, row_length=10) == 4 * 20 * (2 * 64 + 2 * 2 * 10 + 8 * 3)
 
 
 def test_the_plan_adds_up() -> None:
     plan = diagnose(load_recipe("smoke"))["memory_plan"]
     parts = [value for key, value in plan.items() if "bytes" in key]
-    assert len(parts) == 5
+    assert len(parts) == 7
     assert plan["total_gib_estimate"] == round(sum(parts) / 2**30, 3)
     # The embedding, the linear layers, and two norms per layer and one behind them.
     assert plan["base_bytes"] == 4 * (64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256) + 7 * 64)
