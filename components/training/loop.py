@@ -338,7 +338,7 @@ class TrainingLoop:
         say(_line(step, self._plan.steps, numbers))
         for warning in staleness_warnings(numbers):
             say(f"step {step}: {warning}")
-        if numbers["groups_without_signal"] == len(groups):
+        if not numbers["trained_tokens"]:
             say(f"step {step}: nothing was trained, as the rewards of each group were all equal")
 
     def _reading(self) -> _Reading:
