@@ -47,10 +47,13 @@ class Tally:
 
 
 class Process:
-    """One process of the train step; `steps` is the last optimizer step that it has reported."""
+    """One process of the train step; `steps` is the last optimizer step that it has reported.
 
-    def __init__(self, call: dict[str, Any]) -> None:
-        program = f"from components.training.run import train; train(**{call!r})"
+    `prelude` is done first in it.
+    """
+
+    def __init__(self, call: dict[str, Any], prelude: str = "") -> None:
+        program = f"{prelude}\nfrom components.training.run import train; train(**{call!r})"
         self._process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
         self.working = threading.Event()
         self.resumed_after: int | None = None

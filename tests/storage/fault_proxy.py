@@ -39,6 +39,7 @@ KINDS = (
 @dataclass
 class Faults:
     """A seeded schedule: each request meets a fault with probability `rate`, at most `most` in all.
+    `of_changes` counts those that befell what was to change something.
 
     `weights` are those of the kinds, 1 where none is given; `when` picks the requests. Times are in seconds; a late
     answer has to be later than the client waits for one, a slow one earlier.
@@ -54,6 +55,7 @@ class Faults:
     retry_after: int = 1
     away: float = 0.5
     counted: Counter[str] = field(default_factory=Counter)
+    of_changes: int = 0
 
     def __post_init__(self) -> None:
         self._draws, self._lock = random.Random(self.seed), threading.Lock()
@@ -72,6 +74,7 @@ class Faults:
                 return None
             kind = self._draws.choices(possible, [self.weights.get(each, 1) for each in possible])[0]
             self.counted[kind] += 1
+            self.of_changes += request.method != "GET"
             return kind
 
 
@@ -126,6 +129,14 @@ class FaultProxy:
     def go_away(self, seconds: float) -> None:
         """Refuse connections, and break those that are open, for so long."""
         self._back_at = max(self._back_at, time.monotonic() + seconds)
+
+    def come_back(self) -> None:
+        """End an absence, and wait until connections are taken again."""
+        self._back_at = 0.0
+        while True:
+            with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", self._port)):
+                return
+            time.sleep(0.02)
 
     def _listen(self) -> None:
         while not self._ended.is_set():
