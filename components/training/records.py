@@ -1,6 +1,7 @@
 """What happened in an optimizer step -> lines in the run folder that people and reports read."""
 
 import json
+import functools
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -65,13 +66,15 @@ class RunRecords:
         while self._unfinished and self._unfinished[0].done():
             self._unfinished[0].result()
             self._unfinished.popleft()
-        self._unfinished.append(self._writer.submit(self._unless_failed, work, *arguments, **keywords))
+        self._unfinished.append(
+            self._writer.submit(self._unless_failed, functools.partial(work, *arguments, **keywords))
+        )
 
-    def _unless_failed(self, work: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
+    def _unless_failed(self, work: Callable[[], None]) -> None:
         """After a failure nothing more is written, so that nothing has a gap, and nobody waits once more."""
         if self._sound:
             self._sound = False
-            work(*arguments, **keywords)
+            work()
             self._sound = True
 
 

@@ -21,7 +21,7 @@ from components.algorithms.objective import Objective, Statistics
 from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.decoder import forward
-from components.model.head import token_logprobs
+from components.model.head import CHUNK, token_logprobs
 from components.model.lockstep import made, program
 from components.model.lora import Adapter
 from components.model.sharding import whole_beside
@@ -81,7 +81,7 @@ def zero_gradients(adapter: Adapter) -> Adapter:
 
 
 @program
-def make_score(architecture: Architecture, *, temperature: float, chunk: int = 256) -> Score:
+def make_score(architecture: Architecture, *, temperature: float, chunk: int = CHUNK) -> Score:
     """A jitted (base, adapter, microbatch) -> log-probs of the sampled tokens; 0 at padding.
 
     Log-probs are of the temperature-scaled distribution over the whole vocabulary, as the engine's are. `adapter=None`
@@ -99,7 +99,7 @@ def make_score(architecture: Architecture, *, temperature: float, chunk: int = 2
 
 @program
 def make_accumulate(
-    architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = 256
+    architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = CHUNK
 ) -> Accumulate:
     """A jitted (base, adapter, gradients, microbatch, ...) -> (gradients, statistics); see `Accumulate`.
 
