@@ -1,7 +1,7 @@
 """What happened in an optimizer step -> lines in the run folder that people and reports read."""
 
-import json
 import functools
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
