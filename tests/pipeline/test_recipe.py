@@ -42,7 +42,7 @@ def problems_of(folder: Path, text: str, overrides: dict[str, object] | None = N
     return [str(problem).replace(f"{folder}/", "") for problem in caught.value.problems]
 
 
-@pytest.mark.parametrize("name", ["quickstart", "smoke", "smollm2_gsm8k"])
+@pytest.mark.parametrize("name", ["gemma2_2b_gsm8k_v5e8", "quickstart", "smoke", "smollm2_gsm8k"])
 def test_a_shipped_recipe_is_whole_and_survives_the_round_trip(name: str) -> None:
     assert name in shipped_recipes()
     recipe = load_recipe(name)
@@ -135,7 +135,7 @@ def test_kfp_files_that_are_no_recipes_are_refused(shared: Path) -> None:
 
 
 def test_a_recipe_that_is_not_there_lists_those_that_are() -> None:
-    with pytest.raises(ConfigError, match=r"neither a shipped recipe \(quickstart, smoke, smollm2_gsm8k\) nor a file"):
+    with pytest.raises(ConfigError, match=r"neither a shipped recipe \(gemma2.*, quickstart, smoke, smollm2_gsm8k\) nor a file"):
         load_recipe("quickstrat")
 
 
