@@ -84,6 +84,7 @@ SUMMARY_KEYS = {
     "engine_seconds": "the same for the engine",
     "trainer_idle_share": "share of its time that the trainer waited",
     "engine_idle_share": "share of its time that the engine waited",
+    "promotion": "what came of the gate, in words: promoted: ADAPTER, or not promoted: REASONS",
     "report_html": "path of the report",
 }
 """Keys of summary.json that the report and the closing table know. Others are kept and not shown."""

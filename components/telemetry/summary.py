@@ -38,6 +38,8 @@ def _result(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         if interval := summary.get("accuracy_after_interval"):
             text += f"  (95 % interval {percent(interval[0])} to {percent(interval[1])})"
         rows.append(("accuracy", text))
+    if summary.get("promotion"):
+        rows.append(("promotion", str(summary["promotion"])))
     return rows
 
 

@@ -76,3 +76,8 @@ def test_times(value, text):
 )
 def test_numbers(value, text):
     assert formatting.number(value).replace("\u202f", " ") == text
+
+
+def test_what_came_of_the_gate_is_a_result() -> None:
+    text = format_table({"promotion": "not promoted: no gain"})
+    assert text == "Result\n  promotion  not promoted: no gain"
