@@ -10,6 +10,7 @@ import pytest
 
 from components import storage
 from components.errors import ConfigError
+from components.export import promotion
 from components.storage import bucket, patience, sending, trying
 from tests.storage.fault_proxy import KINDS, Faults, only
 from tests.storage.gcs_contract import Answer, Request
@@ -126,6 +127,35 @@ def test_of_two_that_move_a_pointer_at_once_one_is_told_who_was_faster(proxy, ro
         winner, first = storage.read_versioned(pointer)
         assert winner.decode() == f"run {told.index(None)}"
         assert all("process" in each and f"wrote generation {first}" in each for each in told if each)
+
+
+def test_of_two_runs_that_promote_at_once_one_is_promoted_and_the_other_is_told_by_whom(proxy, root, tmp_path):
+    ready = threading.Barrier(2)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for file in promotion.ADAPTER_FILES:
+            (tmp_path / name / file).write_text(f"{file} of {name}")
+
+    def promote(name: str) -> str:
+        ready.wait()
+        try:
+            return promotion.move_pointer(root, tmp_path / name, f"{root}/runs/{name}", expected=before).run
+        except promotion.OvertakenError as overtaken:
+            return f"overtaken: {overtaken}"
+
+    for seed in range(3):
+        proxy.faults = Faults(seed=seed, rate=0.25, weights=dict.fromkeys(FEW, 0.1), late=0.6, away=0.05)
+        before = promotion.read_promotions(root)[1]
+        with ThreadPoolExecutor(2) as pool:
+            said = dict(zip(("one", "two"), pool.map(promote, ("one", "two")), strict=True))
+        proxy.faults = Faults()
+        history, _ = promotion.read_promotions(root)
+        winner = history[0].run.rpartition("/")[2]
+        loser = "two" if winner == "one" else "one"
+        assert said[winner] == history[0].run
+        assert said[loser].startswith(f"overtaken: since this run started, {history[0].run} was promoted")
+        assert promotion.fingerprint_of(history[0].adapter) == promotion.fingerprint_of(tmp_path / winner)
+        storage.delete(storage.join(root, promotion.POINTER))
 
 
 def test_of_many_that_add_one_over_a_bad_network_no_addition_is_lost_or_made_twice(proxy, root):
