@@ -33,7 +33,7 @@ _HASHED = ("*.safetensors", "adapter_config.json", "config.json", "generation_co
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What the card is made of. `record` is what the first step wrote down of the recipe."""
+    """What the card is made of. `record` is the run's manifest, which its first step wrote."""
 
     base: BaseArtifact
     lora: LoraConfig
@@ -124,20 +124,29 @@ def _distance(found: Mapping[str, Any]) -> str:
 
 def _making(manifest: Manifest) -> Iterator[str]:
     summary, record = manifest.run.summary, manifest.record
-    tokens = summary.get("tokens", {})
+    start, code = record.get("start", {}), record.get("code", {})
     facts = {
         "Recipe": summary.get("recipe"),
         "Environment": summary.get("environment"),
         "Objective": summary.get("objective"),
         "Optimizer steps": summary.get("steps"),
-        "Tokens trained on": tokens.get("trained"),
-        "Seed": record.get("recipe", {}).get("seed"),
-        "Adapter": f"fingerprint {manifest.proof['adapter_fingerprint']}",
-        "Versions": ", ".join(f"{name} {version}" for name, version in record.get("packages", {}).items()) or None,
+        "Tokens trained on": summary.get("tokens", {}).get("trained"),
+        "Seed": record.get("seed"),
+        "Data": _named(start.get("data"), start.get("data_content")),
+        "Started from": _named(*((start.get("parent") or {}).get(key) for key in ("uri", "fingerprint"))),
+        "Adapter": _named("this one", manifest.proof["adapter_fingerprint"]),
+        "Gate": summary.get("gate", {}).get("measured"),
+        "Code": _named(code.get("commit"), code.get("sha256")),
+        "Image": record.get("image"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in record.get("packages", {}).items()),
     }
     yield from ("## How it was made", "")
-    yield from (f"- {name}: {value}" for name, value in facts.items() if value is not None)
+    yield from (f"- {name}: {value}" for name, value in facts.items() if value not in (None, ""))
     yield ""
+
+
+def _named(name: str | None, fingerprint: str | None) -> str:
+    return f"{name} (fingerprint {fingerprint})" if name and fingerprint else name or ""
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -149,6 +158,7 @@ def _files(folder: Path) -> Iterator[str]:
 
 
 def _recipe(record: Mapping[str, Any]) -> Iterator[str]:
-    if "recipe" in record:
-        text = json.dumps(record["recipe"], indent=2, ensure_ascii=False)
-        yield from ("## Recipe", "", "```json", text, "```", "")
+    recipe = record.get("exact")
+    if recipe:
+        text = json.dumps(recipe, indent=2, ensure_ascii=False)
+        yield from ("## Recipe", "", "Every value, defaults written out.", "", "```json", text, "```", "")

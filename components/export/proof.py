@@ -27,6 +27,7 @@ from components.model.decoder import forward, logits
 from components.model.lora import Adapter
 from components.model.manifest import make_manifest
 from components.model.peft import load_adapter
+from components.model.placement import HERE, Placement
 from components.model.source import Source
 
 Reader = Callable[[Sequence[int]], Float[np.ndarray, "positions vocab"]]
@@ -40,13 +41,17 @@ LAST = 32
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was exported: `adapter` and `merged`, in `dtype`, of what was `trained` on `base`."""
+    """What was exported: `adapter` and `merged`, in `dtype`, of what was `trained` on `base`.
+
+    This project's readers hold their models on `placement`.
+    """
 
     base: BaseArtifact
     trained: Path
     adapter: Path
     merged: Path
     dtype: str = "float32"
+    placement: Placement = HERE
 
 
 def prove(
@@ -207,7 +212,7 @@ def _prove_logits(
 
         found = canaries.read_by(partial(peers.adapter_reader, opened.source, exported.adapter, window.last))
         proof["peft"] = canaries.difference("peft", found)
-    merged = canaries.read_by(partial(_merged_reader, exported.merged, window))
+    merged = canaries.read_by(partial(_merged_reader, exported, window))
     if exported.dtype == "float32":
         proof["merged"] = canaries.difference("merged", merged)
     else:
@@ -229,7 +234,7 @@ def _canaries(
     artifact = opened.exported.base
     _refuse_unknown_tokens(prompts, opened.source.architecture)
     window = _Window(max(map(len, prompts)) + new_tokens, max(LAST, new_tokens + 1))
-    model = weights.load(artifact.source, dtype=jnp.float32)
+    model = weights.load(artifact.source, dtype=jnp.float32, placement=opened.exported.placement)
     policy = _reader(model, opened.trained, window)
     texts = [greedy(policy, prompt, new_tokens) for prompt in prompts]
     canaries = _Canaries(texts, [policy(text) for text in texts], window, new_tokens, tolerance)
@@ -237,7 +242,7 @@ def _canaries(
     proof: dict[str, Any] = {"adapter": canaries.difference("adapter", found)}
     del model, policy
     if artifact.quantise != "none" or artifact.dtype != "float32":
-        held = canaries.read_by(partial(_held_reader, artifact, opened.trained, window))
+        held = canaries.read_by(partial(_held_reader, opened, window))
         proof["as_trained"] = {"quantise": artifact.quantise, "dtype": artifact.dtype, **canaries.distance(held)}
     return canaries, proof
 
@@ -246,13 +251,15 @@ def _reader(model: weights.Model, adapter: Adapter | None, window: _Window) -> R
     return own_reader(model.architecture, model.base, adapter, window.length, window.last)
 
 
-def _held_reader(artifact: BaseArtifact, adapter: Adapter, window: _Window) -> Reader:
+def _held_reader(opened: _Opened, window: _Window) -> Reader:
     """The policy as the run held it."""
-    return _reader(weights.load(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise), adapter, window)
+    base, placement = opened.exported.base, opened.exported.placement
+    model = weights.load(base.source, dtype=base.dtype, quantise=base.quantise, placement=placement)
+    return _reader(model, opened.trained, window)
 
 
-def _merged_reader(folder: Path, window: _Window) -> Reader:
-    return _reader(weights.load(str(folder), dtype=jnp.float32), None, window)
+def _merged_reader(exported: Exported, window: _Window) -> Reader:
+    return _reader(weights.load(str(exported.merged), dtype=jnp.float32, placement=exported.placement), None, window)
 
 
 def _refuse_unknown_tokens(prompts: Sequence[Sequence[int]], architecture: Architecture) -> None:

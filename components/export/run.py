@@ -20,6 +20,7 @@ from components.model import platform
 from components.model.base_artifact import read_base
 from components.model.checkpoint_folder import MAX_SHARD_BYTES, write_json, write_tensors
 from components.model.peft import load_adapter, read_config, save_adapter
+from components.model.placement import MeshConfig, make_placements
 from components.model.source import Source, open_source
 from components.rollout.prepare import read_tasks
 from components.rollout.renderer import make_renderer
@@ -28,7 +29,8 @@ from components.telemetry.progress import say
 from components.telemetry.run_files import read_run, update_summary
 
 PROOF_FILE = "proof.json"
-RECORD_FILE = "recipe.json"
+MANIFEST_FILE = "manifest.json"
+"""What the run is made of, which its first step writes into the run's folder."""
 LONGEST_PROMPT = 256
 """Tokens of a canary prompt that are read; enough to reach every weight, and quick on any machine."""
 
@@ -38,7 +40,8 @@ class ExportConfig:
     """`dtype` is that of the merged checkpoint; `canaries` is the number of test tasks whose prompts prove the export.
 
     The proof compares `proof_tokens` greedy tokens of each, and its logit differences must stay below `tolerance`.
-    `sampling` is what the generation config tells engines to do; without it, what the base's own says.
+    `sampling` is what the generation config tells engines to do; without it, what the base's own says. `mesh` splits
+    the models that prove it, which are in float32, over several devices.
     """
 
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -47,6 +50,7 @@ class ExportConfig:
     canaries: Annotated[int, Field(ge=1)] = 3
     proof_tokens: Annotated[int, Field(ge=1)] = 8
     tolerance: Annotated[float, Field(gt=0)] = 1e-3
+    mesh: MeshConfig | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and self.sampling.stop_strings:
@@ -64,7 +68,14 @@ def export(
     """
     settings = from_json(ExportConfig, section, where="export")
     platform.use_compilation_cache()
-    exported = Exported(read_base(Path(base)), Path(trained), Path(adapter), Path(merged), settings.dtype)
+    exported = Exported(
+        base=read_base(Path(base)),
+        trained=Path(trained),
+        adapter=Path(adapter),
+        merged=Path(merged),
+        dtype=settings.dtype,
+        placement=make_placements(settings.mesh).trainer,
+    )
     source = open_source(exported.base.source)
     tokenizer = load_tokenizer(source.path)
     texts = [task.prompt for task in read_tasks(tasks, "test")[: settings.canaries]]
@@ -87,7 +98,7 @@ def _write(
     """Both directories, but for what is said of them."""
     policy = load_adapter(exported.trained, source.architecture)
     save_adapter(exported.adapter, policy, read_config(exported.trained), base_name=exported.base.source)
-    renderer = record.get("recipe", {}).get("environment", {}).get("renderer")
+    renderer = record.get("exact", {}).get("environment", {}).get("renderer")
     stops = () if renderer is None else make_renderer(renderer, tokenizer).stop_ids
     write_tokenizer(exported.merged, source.path, source.architecture, tokenizer)
     write_tensors(
@@ -135,9 +146,9 @@ def _prove_tokenizer(folder: Path, tokenizer: Tokenizer, texts: Sequence[str]) -
 
 
 def _record(run_folder: str) -> dict[str, Any]:
-    """What the first step wrote down of the recipe and the packages; empty where the run has no such file."""
+    """The run's manifest; empty where it has none."""
     try:
-        record: dict[str, Any] = json.loads(storage.read_text(storage.join(run_folder, RECORD_FILE)))
+        record: dict[str, Any] = json.loads(storage.read_text(storage.join(run_folder, MANIFEST_FILE)))
     except FileNotFoundError:
         return {}
     return record

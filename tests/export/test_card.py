@@ -24,9 +24,12 @@ MEASURE = {
     "after": estimate(0.875),
     "paired": {"difference": estimate(0.75), "p_value": 0.0001},
 }
-RECORD = {
-    "recipe": {"name": "mine", "seed": 7, "environment": {"renderer": "compact"}},
+MANIFEST = {
+    "exact": {"name": "mine", "seed": 7, "environment": {"renderer": "compact"}},
+    "seed": 7,
+    "code": {"commit": "c0ffee", "sha256": "ab12"},
     "packages": {"headrace": "1.2", "jax": "0.10"},
+    "start": {"data": "gs://x/day", "data_content": "cd34", "parent": None},
 }
 
 
@@ -37,7 +40,7 @@ def cards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     lora = LoraConfig(rank=4, alpha=8.0, rslora=True, rank_pattern={"q_proj": 2})
     run = make_run(folder, {**LLAMA, "eos_token_id": [0, 3]}, lora, quantise="int8")
     (folder / "run" / "evaluation.json").write_text(json.dumps({"measures": [MEASURE]}))
-    (folder / "run" / "recipe.json").write_text(json.dumps(RECORD))
+    (folder / "run" / "manifest.json").write_text(json.dumps(MANIFEST))
     facts = {
         "recipe": "mine",
         "environment": "arithmetic",
@@ -74,6 +77,9 @@ def test_a_card_holds_evaluation_proof_recipe_versions_and_where_the_base_is(car
         "- Tokens trained on: 123",
         "- Seed: 7",
         "- Versions: headrace 1.2, jax 0.10",
+        "- Code: c0ffee (fingerprint ab12)",
+        "- Data: gs://x/day (fingerprint cd34)",
+        f"- Adapter: this one (fingerprint {cards['metadata'][kind]['adapter_fingerprint']})",
         '"renderer": "compact"',
     ):
         assert text in card
@@ -97,5 +103,5 @@ def test_nothing_is_said_that_was_not_measured(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").unlink()
     run.export()
     card = (run.merged / "README.md").read_text()
-    for heading in ("## Evaluation", "## Recipe", "Objective", "Versions"):
+    for heading in ("## Evaluation", "## Recipe", "Objective", "Versions", "Started from", "Code"):
         assert heading not in card

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from components.errors import ConfigError, DataError, WeightsError
+from components.export import proof as export_proof
 from components.export import run as export_run
 from components.export.merged import merged_tensors
 from components.model import weights
@@ -198,6 +199,18 @@ def test_a_base_that_is_gone_or_changed_is_named_with_its_fingerprint(tmp_path: 
     )
     with pytest.raises(WeightsError, match=f"are not those that init_model saw .*{fingerprint}"):
         run.export()
+
+
+def test_a_proof_without_the_other_libraries_says_which_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_proof, "PEERS", ("torch", "no_such_library"))
+    run = make_run(tmp_path)
+    proof = run.export()
+    assert proof["skipped"].endswith("no_such_library")
+    assert proof["skipped"].startswith("not installed: ")
+    assert proof.keys().isdisjoint(PEERS)
+    assert "- others: not installed: " in (run.merged / "README.md").read_text()
 
 
 def test_without_a_task_nothing_can_be_proven_and_it_is_said_before_anything_is_written(tmp_path: Path) -> None:

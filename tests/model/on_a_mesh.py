@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from components.export import proof
 from components.model import splash
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
@@ -19,6 +20,7 @@ from components.model.lora import Adapter, LoraConfig, init_adapter
 from components.model.placement import MeshConfig, Placement, make_placements
 from components.model.quantise import quantise_tree
 from components.model.weights import load
+from tests.export.made import LLAMA, make_run
 from tests.model.tiny import CONFIGS, quick_jit
 
 # What four devices divide evenly, where the family allows.
@@ -159,3 +161,11 @@ def share_of_one_device(tree: Base) -> float:
     leaves = jax.tree.leaves(tree)
     held = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
     return held / sum(leaf.nbytes for leaf in leaves)
+
+
+def test_an_export_is_proven_by_models_that_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "PEERS", ("no_such_library",))
+    run = make_run(tmp_path, {**LLAMA, **EVEN})
+    found = run.export(mesh={"fsdp": 2, "tensor": 4})
+    assert found["adapter"] == 0.0
+    assert 0.0 < found["merged"] < 1e-4
