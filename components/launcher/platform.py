@@ -138,6 +138,18 @@ def step_settings(platform: PlatformConfig) -> PodSettings:
     return pod_settings(platform) if platform.launcher == "in_pod" else LAUNCHER
 
 
+def device_problems(platform: PlatformConfig, used: int, where: str = "train.mesh") -> list[Problem]:
+    """What is wrong with a training that uses so many devices of the platform. `where` is the setting that says it.
+
+    Every host of a slice must have a part in it, and one host may have devices to spare.
+    """
+    tpu = platform.tpu
+    if tpu is None or used == tpu.devices or (used < tpu.devices and tpu.hosts == 1):
+        return []
+    slice_is = f"{platform.accelerator} {tpu.topology} has {tpu.devices} devices on {tpu.hosts} host(s)"
+    return [Problem(where, used, f"uses {used} devices, and {slice_is}; make the two numbers equal")]
+
+
 def _slice_problems(platform: PlatformConfig) -> list[Problem]:
     if platform.accelerator == "cpu":
         message = "has no meaning without a TPU; name the accelerator, or leave topology out"

@@ -25,6 +25,8 @@ CATCH_UP_LINES = 200
 LAST_LINES_SECONDS = 30.0
 """How long the end of a log is waited for."""
 
+_TOLD_FAILURES = 3
+"""How many pods of the last attempt the error quotes."""
 _NEVER_FITS = "> maximum capacity"
 """Kueue's words for a request above all that a queue will ever have."""
 
@@ -58,7 +60,7 @@ class JobWatch:
         self._catch_up = CATCH_UP_LINES if attached else 0
         self._restarts: Restarts | None = None
         self._noted: set[str] = set()
-        self._failures: dict[int, str] = {}
+        self._failures: dict[int, list[str]] = {}
         self._logs: dict[str, PodLog] = {}
         self._heard: set[str] = set()
         self._pods_seen = time.monotonic()
@@ -118,7 +120,8 @@ class JobWatch:
         # The log may be gone with the pod; what the kubelet has kept of it came with the pod's last state.
         tail = (self._cluster.log_tail(name, TAIL_LINES) or reading.last_words(pod)).rstrip("\n")
         text = f"pod {name} has failed with {_ended_with(pod)}; its last lines:\n{_indented(tail or 'none is left')}"
-        self._failures.setdefault(reading.attempt_of(pod), text)
+        # When one host fails, others fail for want of it: the first ones tell more.
+        self._failures.setdefault(reading.attempt_of(pod), []).append(text)
         say(text if reading.index_of(pod) else text.partition(";")[0])
         if code == REFUSED:
             raise JobFailedError(f"the job cannot run as it was asked to: {self._said_by_job()}\n{text}")
@@ -133,7 +136,7 @@ class JobWatch:
         counts = reading.restarts(job_set)
         lines = [f"JobSet {self._plan.name} has failed after {_told(counts)}: {reading.end_message(job_set)}"]
         if self._failures:
-            lines.append(self._failures[max(self._failures)])
+            lines += self._failures[max(self._failures)][:_TOLD_FAILURES]
         return "\n".join(lines)
 
     def _follow_log(self, newest: Sequence[Object]) -> None:

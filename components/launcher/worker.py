@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -94,6 +95,7 @@ def _run(places: argparse.Namespace) -> int:
         )
     send_folder(trained, request["trained"])
     storage.write_text(places.result, json.dumps({"summary": summary}, default=str))
+    shutil.rmtree(work, ignore_errors=True)
     return 0
 
 

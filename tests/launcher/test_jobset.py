@@ -107,14 +107,30 @@ def test_after_the_last_restart_the_error_has_the_last_lines_of_the_failed_pod(s
         pod.say("ValueError: no such axis")
         return 1
 
-    with Controllers(server, program) as controllers, pytest.raises(JobFailedError) as caught:
-        run(plan(platform={"max_restarts": 2}), cluster)
+    with Controllers(server, program) as controllers:
+        with pytest.raises(JobFailedError) as caught:
+            run(plan(platform={"max_restarts": 2}), cluster)
+        wait_for(lambda: nothing_is_left(server))
     assert len(controllers.pods) == 3
     text = str(caught.value)
     assert "has failed after 2 restarts after failures" in text
     assert "reaching max number of restarts" in text
     assert text.endswith("its last lines:\n    attempt 2 begins\n    ValueError: no such axis")
-    assert server.store.all_of("jobsets", NAMESPACE) == []
+
+
+def test_the_error_quotes_the_first_pods_that_failed(server, cluster) -> None:
+    def program(pod: RunningPod) -> int:
+        if pod.index == 2:
+            wait_for(lambda: server.calls["watch", "pods"])
+            pod.say("the cause")
+            return 137
+        pod.told_to_end.wait(0.3)
+        pod.say("the connection to host 2 is lost")
+        return 1
+
+    with Controllers(server, program), pytest.raises(JobFailedError) as caught:
+        run(plan(platform={**FOUR_HOSTS, "max_restarts": 0}), cluster)
+    assert "has failed with exit code 137; its last lines:\n    the cause" in str(caught.value)
 
 
 def test_machines_that_are_taken_away_use_up_no_restart(server, cluster, capsys: Say) -> None:
@@ -165,8 +181,8 @@ def test_pods_without_a_node_are_a_failure_in_the_scheduler_s_words(server, clus
         controllers.node_message = words
         with pytest.raises(JobFailedError, match="has not started for") as caught:
             run(plan(platform={**FOUR_HOSTS, "unschedulable_minutes": 0.01}), cluster)
+        wait_for(lambda: nothing_is_left(server))
     assert words in str(caught.value)
-    assert server.store.all_of("jobsets", NAMESPACE) == []
 
 
 def test_pods_that_get_their_node_in_time_run(server, cluster, capsys: Say) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from components.config import dump, load
 from components.errors import ConfigError
-from components.launcher.platform import LAUNCHER, PlatformConfig, pod_settings, step_settings
+from components.launcher.platform import LAUNCHER, PlatformConfig, device_problems, pod_settings, step_settings
 from components.launcher.tpu import TPU_TYPES, slice_of
 
 IMAGE = "registry.example/headrace@sha256:" + "0" * 64
@@ -95,6 +95,24 @@ def test_a_pod_takes_all_chips_of_its_host() -> None:
         "requests": {"cpu": "60", "memory": "100Gi", "google.com/tpu": "8"},
         "limits": {"memory": "100Gi", "google.com/tpu": "8"},
     }
+
+
+@pytest.mark.parametrize(
+    ("topology", "used", "words"),
+    [
+        ("2x4", 8, None),
+        ("2x4", 1, None),
+        ("2x4", 16, "uses 16 devices, and v5e 2x4 has 8 devices on 1 host(s)"),
+        ("4x4", 16, None),
+        ("4x4", 8, "uses 8 devices, and v5e 4x4 has 16 devices on 4 host(s)"),
+        ("4x4", 1, "uses 1 devices"),
+    ],
+)
+def test_a_mesh_has_the_devices_of_its_slice(topology, used, words) -> None:
+    chosen = platform(accelerator="v5e", topology=topology, launcher="jobset", image=IMAGE)
+    found = device_problems(chosen, used)
+    assert [words in str(problem) for problem in found] == ([] if words is None else [True])
+    assert device_problems(PlatformConfig(), 8) == []
 
 
 def test_the_step_of_a_jobset_is_a_small_pod_and_its_workers_are_not() -> None:
