@@ -74,18 +74,19 @@ def call_of(places: dict[str, str], run_folder: str, trained: Path, steps: int) 
     }
 
 
-def disturbed_run(call: dict[str, Any], folder: Path, kills: int, draws: random.Random) -> Seen:
-    """Run to the end over as many kills, while another process looks on."""
+def disturbed_run(call: dict[str, Any], folder: Path, kills: int, draws: random.Random, patience: float = 2.0) -> Seen:
+    """Run to the end over as many kills, each within `patience` seconds of work, while another process looks on."""
     seen = Seen()
     with looking_on(folder / "stop", seen):
         while True:
             process = Process(call, IMPATIENT)
-            killed = process.kill_after(draws.uniform(0.2, 2.0) if seen.kills < kills else 1e6)
+            killed = process.kill_after(draws.uniform(0.2, patience) if seen.kills < kills else 1e6)
             seen.resumed += process.resumed_after is not None
             if not killed:
                 return seen
             seen.kills += 1
-            print(f"kill {seen.kills}: after step {process.steps}", file=sys.stderr, flush=True)
+            reached = max(process.steps, process.resumed_after or 0)
+            print(f"kill {seen.kills}: after step {reached}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def steps_written(run: Path) -> list[int]:
 def main() -> None:
     """Disturb a run, and print what was found."""
     options = arguments(__doc__.splitlines()[0])
-    steps, kills, rate = (8, 1, 0.3) if options.quick else (40, 5, 0.2)
+    steps, kills, rate, patience = (8, 1, 0.3, 2.0) if options.quick else (40, 5, 0.2, 12.0)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, google_storage(BUCKET) as proxy:
         root = Path(temporary)
@@ -179,7 +180,8 @@ def main() -> None:
         places = make_inputs(root / "inputs")
         Process(call_of(places, str(reference / "run"), reference / "trained", steps)).kill_after(1e6)
         proxy.faults = Faults(seed=0, rate=rate, weights=WEIGHTS, late=1.3)
-        seen = disturbed_run(call_of(places, RUN, disturbed / "trained", steps), disturbed, kills, random.Random(0))
+        call = call_of(places, RUN, disturbed / "trained", steps)
+        seen = disturbed_run(call, disturbed, kills, random.Random(0), patience)
         differ = artifacts_differ(root)
         figures = verdict(proxy, seen, disturbed, reference, steps)
     figures["lost"] += differ
