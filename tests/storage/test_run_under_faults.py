@@ -1,11 +1,13 @@
 """A train run on a bucket with a bad day: killed and gone on with, or without its bucket for a while."""
 
 import json
+import os
 import random
+import signal
 
 import pytest
 
-from components import storage
+from components.errors import HeadraceError
 from components.model.peft import WEIGHTS_FILE
 from components.storage import patience
 from components.training import journal
@@ -50,30 +52,37 @@ def test_a_run_killed_on_a_bad_network_loses_nothing_and_shows_nothing_half(prox
     assert found["looks"] >= 2
 
 
+@pytest.mark.parametrize("ended_by", ["its own patience", "SIGTERM"])
 def test_a_run_ends_in_words_when_its_bucket_stays_away_and_the_same_command_goes_on(
-    proxy, undisturbed, tiny_inputs, tmp_path, monkeypatch
+    ended_by, proxy, undisturbed, tiny_inputs, tmp_path, monkeypatch
 ):
-    run = "gs://headrace/away"
-    call = arguments(tiny_inputs, tmp_path) | {"run_folder": run}
+    call = arguments(tiny_inputs, tmp_path, grace_seconds=0.3) | {"run_folder": f"gs://headrace/{tmp_path.name}/away"}
     step, written_down = RunRecords.step, []
 
     def lose_the_bucket(self, number, *others):
         if number == 2:
-            monkeypatch.setattr(patience.PATIENCE, "total", 0.3)
             proxy.go_away(600)
+            if ended_by == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                monkeypatch.setattr(patience.PATIENCE, "total", 0.3)
         step(self, number, *others)
         written_down.append((number, proxy.is_away))
 
     monkeypatch.setattr(RunRecords, "step", lose_the_bucket)
-    with pytest.raises(storage.StorageError, match=r"away/.*the storage has failed for .*the same command goes on"):
+    with pytest.raises(
+        HeadraceError, match=r"the storage has failed for .*the same command goes on|stopped after step"
+    ):
         train(**call)
     # Whoever makes the steps did not wait for the storage: meanwhile tools are answered.
     assert written_down == [(1, False), (2, True)]
+    # Nobody waits longer for a storage that fails than the process may still live.
+    assert patience.PATIENCE.total == 0.3
     proxy.come_back()
     monkeypatch.setattr(RunRecords, "step", step)
     monkeypatch.setattr(patience.PATIENCE, "total", 60.0)
     train(**call)
-    storage_faults.fetch(proxy, "away/", tmp_path)
+    storage_faults.fetch(proxy, f"{tmp_path.name}/", tmp_path.parent)
     assert audit(tmp_path / "away") == {
         "steps": STEPS,
         "trained_twice": 0,
