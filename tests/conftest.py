@@ -22,6 +22,8 @@ CACHE = REPOSITORY / ".cache" / "jax-tests" / os.environ.get("PYTEST_XDIST_WORKE
 
 # Before jax is imported, and for the processes that tests start.
 os.environ["JAX_PLATFORMS"] = "cpu"
+# Programs of tests run once or twice: what optimising them costs is never earned back.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0".strip()
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"

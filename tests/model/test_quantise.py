@@ -140,8 +140,7 @@ def test_smollm2_135m_embedding_and_all_takes_a_small_share_of_its_float32_bytes
     assert base_bytes(architecture, dtype="float32", quantise=kind) <= share * base_bytes(architecture, dtype="float32")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remat", [True, False])
+@pytest.mark.parametrize(("kind", "remat"), [("int8", False), *((kind, True) for kind in KINDS)])
 def test_logits_and_the_adapters_gradient_are_those_of_the_numbers_that_are_stored(kind: Kind, remat: bool) -> None:
     quantised = quantise_tree(random_base(jax.random.key(0), ARCHITECTURE), kind, jnp.float32)
     plain, adapter = dense_tree(quantised), adapter_of(1)
@@ -161,7 +160,7 @@ def test_logits_and_the_adapters_gradient_are_those_of_the_numbers_that_are_stor
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma4_experts", "gemma4_shared"])
+@pytest.mark.parametrize("family", ["gemma4_experts", "gemma4_shared"])
 def test_experts_and_per_layer_embeddings_are_quantised_too(family: str) -> None:
     architecture = Architecture.from_huggingface(CONFIGS[family])
     quantised = quantise_tree(random_base(jax.random.key(0), architecture), "nf4", jnp.float32)
