@@ -18,14 +18,16 @@ from components.model.architecture import Architecture
 from components.model.footprint import (
     activation_bytes,
     base_bytes,
+    bytes_of,
     cache_bytes,
     process_bytes,
     read_architecture,
 )
+from components.model.placement import MeshConfig
 from components.rollout.player import Player, make_player
 from components.rollout.prepare import SPLITS
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
-from components.training.initialise import tiny_architecture, trained_parameters
+from components.training.initialise import starting_shapes, tiny_architecture
 from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
 from pipeline.recipe import Recipe, section_texts
 
@@ -75,30 +77,36 @@ def problem_record(problem: Problem) -> dict[str, Any]:
 
 
 def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
-    """Bytes by owner while training, on one device of the host; one base serves rollout, reference and trainer.
+    """Bytes by owner while training, on each device of the mesh; one base serves rollout, reference and trainer.
 
-    `process_bytes_estimate` is what the processes of the run hold beside arrays: libraries, and compiled programs.
+    `process_bytes_estimate` is what the processes of the run hold beside arrays: libraries, and compiled programs. It
+    is on the host, and is left out where several devices train.
     """
     train = recipe.train
     start = recipe.init_model
-    base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise)
+    mesh = train.mesh or MeshConfig()
+    base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise, mesh=mesh.shape)
     try:
-        adapter = 4 * trained_parameters(start, architecture)
+        adapter = bytes_of(starting_shapes(start, architecture), mesh.shape)
     except (ConfigError, WeightsError):
         adapter = 0
     engine, packing = train.engine, train.packing
-    cache = cache_bytes(architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype)
-    tokens = packing.rows * packing.row_length
+    cache = cache_bytes(
+        architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype, mesh=mesh.shape
+    )
+    tokens = packing.rows * packing.row_length // (mesh.data * mesh.fsdp)
+    step = activation_bytes(architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor)
     plan = {
         "base_bytes": base,
         "adapter_bytes": 2 * adapter,  # the trainer's and the one that the engine serves
         "optimizer_bytes": 2 * adapter,  # two moments
         "gradient_bytes": 2 * adapter,  # the sum of an optimizer step, and what a micro-batch adds to it
         "cache_bytes": cache,
-        "activation_bytes_estimate": activation_bytes(architecture, tokens=tokens, row_length=packing.row_length),
-        "process_bytes_estimate": process_bytes(architecture),
+        "activation_bytes_estimate": step,
     }
-    return {**plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
+    if mesh.devices == 1:
+        plan["process_bytes_estimate"] = process_bytes(architecture)
+    return {"devices": mesh.devices, **plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
 
 
 def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
@@ -211,7 +219,7 @@ def _how_to_get(source: str) -> str:
 
 def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Problem]:
     try:
-        trained_parameters(recipe.init_model, architecture)
+        starting_shapes(recipe.init_model, architecture)
     except ConfigError as error:
         yield from (Problem(f"init_model.lora.{each.where}", each.value, each.message) for each in error.problems)
     except WeightsError as error:

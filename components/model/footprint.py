@@ -1,8 +1,10 @@
 """A source or an architecture -> how many numbers and bytes it takes, before a single weight is loaded."""
 
 import math
+from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from components.errors import WeightsError
 from components.model.architecture import Architecture
@@ -10,11 +12,12 @@ from components.model.base import Base, random_base
 from components.model.gguf import open_gguf
 from components.model.head import CHUNK
 from components.model.huggingface import read_config
-from components.model.lora import LoraConfig, bound_modules, module_shapes
 from components.model.quantise import Kind, quantise_tree
+from components.model.sharding import MESH_AXES, ROWS, Axes, logical_axes, parts
 from components.model.vocabulary import BLOCK_ROWS
 from components.model.weights import locate
 
+ONE_DEVICE = AbstractMesh((1, 1, 1), MESH_AXES)
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = 870_000_000
 """Libraries and runtime of a local run (the command's process and that of its train step), without any model."""
@@ -38,27 +41,39 @@ def base_parameters(architecture: Architecture) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(base) if leaf.ndim > 1)
 
 
-def base_bytes(architecture: Architecture, *, dtype: str, quantise: Kind = "none") -> int:
-    """Bytes of the frozen weights as `weights.load` keeps them; nothing is made to find out."""
+def base_bytes(
+    architecture: Architecture, *, dtype: str, quantise: Kind = "none", mesh: AbstractMesh = ONE_DEVICE
+) -> int:
+    """Bytes of the frozen weights as a device of `mesh` keeps them; nothing is made to find out."""
 
     def make() -> Base:
         stored = dtype if quantise == "none" else "float32"
         return quantise_tree(random_base(jax.random.key(0), architecture, stored), quantise, dtype)
 
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(jax.eval_shape(make)))
+    return bytes_of(jax.eval_shape(make), mesh)
 
 
-def adapter_parameters(architecture: Architecture, config: LoraConfig) -> int:
-    """Numbers that are trained. Raises ConfigError for a pattern that binds no module."""
-    shapes = module_shapes(architecture)
-    return sum(config.rank_of(name) * sum(shapes[name]) for name in bound_modules(architecture, config))
+def bytes_of(tree: Any, mesh: AbstractMesh = ONE_DEVICE) -> int:
+    """Bytes that a device of `mesh` holds of a base, an adapter, or of their shapes."""
+    total = 0
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        total += _part_bytes(mesh, logical_axes(name, leaf.ndim), leaf.shape, leaf.dtype.itemsize)
+    return total
 
 
-def cache_bytes(architecture: Architecture, *, slots: int, capacity: int, dtype: str) -> int:
-    """Keys and values of all slots and layers; a layer that borrows its keys holds none."""
+def _part_bytes(mesh: AbstractMesh, axes: Axes, shape: tuple[int, ...], item: int) -> int:
+    """Bytes on each device of an array of this shape."""
+    return math.prod(shape) * item // parts(mesh, axes, shape)
+
+
+def cache_bytes(
+    architecture: Architecture, *, slots: int, capacity: int, dtype: str, mesh: AbstractMesh = ONE_DEVICE
+) -> int:
+    """Keys and values of all slots and layers on a device; a layer that borrows its keys holds none."""
     owners = (layer for layer in range(architecture.n_layers) if architecture.kv_owner(layer) == layer)
-    per_token = 2 * sum(math.prod(architecture.kv_shape(layer)) for layer in owners)
-    return slots * capacity * per_token * BYTES[dtype]
+    shapes = ((slots, *architecture.kv_shape(layer), capacity) for layer in owners)
+    return 2 * sum(_part_bytes(mesh, (ROWS, "heads", None, None), shape, BYTES[dtype]) for shape in shapes)
 
 
 def process_bytes(architecture: Architecture) -> int:
@@ -71,14 +86,14 @@ def head_bytes(architecture: Architecture, *, tokens: int) -> int:
     return 2 * 4 * min(tokens, CHUNK) * min(architecture.vocab_size, BLOCK_ROWS)
 
 
-def activation_bytes(architecture: Architecture, *, tokens: int, row_length: int) -> int:
+def activation_bytes(architecture: Architecture, *, tokens: int, row_length: int, tensor: int = 1) -> int:
     """What a training step holds at its widest, with rematerialised layers: an estimate, for planning.
 
     Every layer's input, and what is larger of the head and one layer's inside (projections, attention scores of whole
-    rows, MLP, and their gradients), for all tokens.
+    rows, MLP, and their gradients), for all tokens that a device computes; `tensor` devices share a layer's inside.
     """
     layers = map(architecture.linear_shapes, range(architecture.n_layers))
     widths = max(sum(outputs for _, outputs in shapes.values()) for shapes in layers)
-    inside = 4 * tokens * (3 * widths + 4 * architecture.n_heads * row_length)
+    inside = 4 * tokens * (3 * widths + 4 * architecture.n_heads * row_length) // tensor
     inputs = 4 * tokens * architecture.d_model * (architecture.n_layers + 1)
     return inputs + max(inside, head_bytes(architecture, tokens=tokens))

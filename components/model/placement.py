@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from pydantic import Field
 
 from components.config import config
@@ -37,6 +37,11 @@ class MeshConfig:
     def devices(self) -> int:
         """How many devices the mesh has."""
         return self.data * self.fsdp * self.tensor
+
+    @property
+    def shape(self) -> AbstractMesh:
+        """The mesh without its devices: enough to tell how arrays are split."""
+        return AbstractMesh((self.data, self.fsdp, self.tensor), MESH_AXES)
 
 
 @config

@@ -106,5 +106,10 @@ def shares(array: Array, axis: str) -> int:
     mesh = jax.typeof(array).sharding.mesh
     if mesh.empty:
         return 1
-    over = partition(mesh, (axis, *(None,) * (array.ndim - 1)), array.shape)[0]
-    return math.prod(mesh.shape[each] for each in ((over,) if isinstance(over, str) else over or ()))
+    return parts(mesh, (axis, *(None,) * (array.ndim - 1)), array.shape)
+
+
+def parts(mesh: Mesh | AbstractMesh, axes: Axes, shape: tuple[int, ...]) -> int:
+    """Into how many parts a mesh splits an array of `shape` with these logical axes."""
+    over = (each for each in partition(mesh, axes, shape) if each is not None)
+    return math.prod(mesh.shape[name] for each in over for name in ((each,) if isinstance(each, str) else each))

@@ -22,7 +22,7 @@ from components.model.architecture import Architecture
 from components.model.base import random_base
 from components.model.base_artifact import HERE, BaseArtifact, read_base, write_base
 from components.model.checkpoint_folder import write_checkpoint
-from components.model.footprint import adapter_parameters, base_bytes, base_parameters, read_architecture
+from components.model.footprint import base_bytes, base_parameters, read_architecture
 from components.model.lora import Adapter, LoraConfig, init_adapter, module_names, parameter_count, target_counts
 from components.model.peft import open_adapter, save_adapter
 from components.model.quantise import Kind
@@ -130,11 +130,11 @@ def initialise(*, section: str, environment: str, seed: int, tasks: str, base: s
     return facts
 
 
-def trained_parameters(settings: InitConfig, architecture: Architecture) -> int:
-    """How many numbers the adapter has. Raises ConfigError or WeightsError as `initialise` does."""
-    if settings.adapter is None:
-        return adapter_parameters(architecture, settings.lora)
-    return parameter_count(open_adapter(settings.adapter, architecture)[0])
+def starting_shapes(settings: InitConfig, architecture: Architecture) -> Adapter:
+    """The adapter to start from, or its shapes. Raises ConfigError or WeightsError as `initialise` does."""
+    if settings.adapter is not None:
+        return open_adapter(settings.adapter, architecture)[0]
+    return jax.eval_shape(lambda: init_adapter(jax.random.key(0), architecture, settings.lora))
 
 
 def _starting_adapter(settings: InitConfig, key: jax.Array, architecture: Architecture) -> tuple[Adapter, LoraConfig]:

@@ -38,10 +38,10 @@ def _text(diagnosis: Mapping[str, Any]) -> str:
     if diagnosis["objective"]:
         lines += ["", "Objective", *(f"  {line}" for line in diagnosis["objective"].splitlines())]
     if plan:
-        width = max(map(len, plan))
+        width, devices = max(map(len, plan)), diagnosis["memory_plan"]["devices"]
         lines += [
             "",
-            "Memory while training",
+            "Memory while training" + (f", on each of {devices} devices" if devices > 1 else ""),
             *(f"  {key:<{width}}  {value / GIB:8.3f} GiB" for key, value in plan.items()),
         ]
         lines.append(f"  {'total, estimated':<{width}}  {diagnosis['memory_plan']['total_gib_estimate']:8.3f} GiB")

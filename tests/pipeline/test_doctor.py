@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from components.model.architecture import Architecture
-from components.model.footprint import adapter_parameters, base_parameters
+from components.model.footprint import base_parameters, bytes_of
 from components.model.lora import LoraConfig
+from components.training.initialise import InitConfig, starting_shapes
 from pipeline.doctor import diagnose, examine
 from pipeline.recipe import load_recipe
 
@@ -143,8 +144,21 @@ def test_the_memory_plan_counts_by_hand() -> None:
     # Per layer: q 8x8, k 8x4, v 8x4, o 8x8, gate 8x16, up 8x16, down 16x8.
     assert base_parameters(ARCHITECTURE) == 100 * 8 + 2 * (64 + 32 + 32 + 64 + 128 + 128 + 128)
     # Rank 2 on q and o alone: 2 x (8 + 8) each, in both layers.
-    only = LoraConfig(rank=2, targets=(".*q_proj", ".*o_proj"))
-    assert adapter_parameters(ARCHITECTURE, only) == 2 * 2 * 2 * (8 + 8)
+    only = InitConfig(source="x", lora=LoraConfig(rank=2, targets=(".*q_proj", ".*o_proj")))
+    assert bytes_of(starting_shapes(only, ARCHITECTURE)) == 4 * 2 * 2 * 2 * (8 + 8)
+
+
+def test_the_plan_of_a_mesh_is_of_each_of_its_devices() -> None:
+    whole = diagnose(load_recipe("smoke"))["memory_plan"]
+    part = diagnose(load_recipe("smoke", {"train.mesh": {"fsdp": 2, "tensor": 4}}))["memory_plan"]
+    assert part["devices"] == 8
+    norms = 4 * 7 * 64
+    # 18 tokens are not split by four, so the embedding is halved; norms are whole; all else is in eight parts.
+    embedding = 4 * 64 * 18
+    assert part["base_bytes"] == norms + embedding // 2 + (whole["base_bytes"] - norms - embedding) // 8
+    assert part["cache_bytes"] == whole["cache_bytes"] // 8
+    assert "process_bytes_estimate" not in part
+    assert part["total_gib_estimate"] < whole["total_gib_estimate"]
 
 
 def test_the_plan_adds_up() -> None:
