@@ -12,7 +12,7 @@ from pathlib import Path
 
 from components.errors import WeightsError
 from components.model.quantise import Kind
-from components.model.weights import locate
+from components.model.source import locate
 
 BASE_FILE = "base.json"
 HERE = "."

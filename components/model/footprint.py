@@ -6,16 +6,13 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
-from components.model.gguf import open_gguf
 from components.model.head import CHUNK
-from components.model.huggingface import read_config
 from components.model.quantise import Kind, quantise_tree
 from components.model.sharding import MESH_AXES, ROWS, Axes, logical_axes, parts
+from components.model.source import open_source
 from components.model.vocabulary import BLOCK_ROWS
-from components.model.weights import locate
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), MESH_AXES)
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,12 +24,7 @@ PROGRAM_BYTES = 46_000_000
 
 def read_architecture(source: str) -> Architecture:
     """The architecture of what `weights.load` would load. Raises WeightsError as it does."""
-    path = locate(source)
-    if path.is_dir():
-        return Architecture.from_huggingface(read_config(path))
-    if path.suffix == ".gguf":
-        return Architecture.from_huggingface(open_gguf(path)[0])
-    raise WeightsError(f"{source} is neither a folder nor a .gguf file")
+    return open_source(source).architecture
 
 
 def base_parameters(architecture: Architecture) -> int:

@@ -7,7 +7,7 @@ from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.gguf import open_gguf
 from components.model.huggingface import Tensors, open_folder, read_config
-from components.model.weights import locate
+from components.model.packages import package_file
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,18 @@ class Source:
     path: Path
     architecture: Architecture
     tensors: Tensors
+
+
+def locate(source: str) -> Path:
+    """The path that a source means: `package:NAME` is the GGUF file inside the installed package NAME.
+
+    Raises WeightsError where nothing is there.
+    """
+    kind, _, package = source.partition(":")
+    path = package_file(package) if kind == "package" else Path(source)
+    if not path.exists():
+        raise WeightsError(f"there is no file or folder {source}; give a Hugging Face folder, a .gguf or package:NAME")
+    return path
 
 
 def open_source(source: str) -> Source:

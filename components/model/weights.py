@@ -7,17 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from components.errors import WeightsError
 from components.model import huggingface
 from components.model.architecture import Architecture
 from components.model.base import Base, random_base
-from components.model.gguf import open_gguf
 from components.model.lockstep import program
-from components.model.packages import package_file
 from components.model.placement import HERE, Placement
 from components.model.quantise import Kind
+from components.model.source import open_source
 
-__all__ = ["Model", "load", "locate", "random_base"]
+__all__ = ["Model", "load", "random_base"]
 
 
 @dataclass(frozen=True)
@@ -32,18 +30,6 @@ class Model:
 jax.tree_util.register_dataclass(Model, data_fields=["base"], meta_fields=["architecture", "tokenizer_source"])
 
 
-def locate(source: str) -> Path:
-    """The path that a source means: `package:NAME` is the GGUF file inside the installed package NAME.
-
-    Raises WeightsError where nothing is there.
-    """
-    kind, _, package = source.partition(":")
-    path = package_file(package) if kind == "package" else Path(source)
-    if not path.exists():
-        raise WeightsError(f"there is no file or folder {source}; give a Hugging Face folder, a .gguf or package:NAME")
-    return path
-
-
 @program
 def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none", placement: Placement = HERE) -> Model:
     """Read a Hugging Face folder (config.json, *.safetensors), a `.gguf` file, or `package:NAME`.
@@ -53,16 +39,9 @@ def load(source: str, *, dtype: DTypeLike = jnp.float32, quantise: Kind = "none"
     before the next is read, so at most one is held twice. Raises WeightsError that names what is unknown, missing,
     unexpected, doubled or misshapen.
     """
-    path = locate(source)
-    if path.is_dir():
-        config, tensors = huggingface.read_config(path), huggingface.open_folder(path)
-        tokenizer = path if any(path.glob("tokenizer*")) else None
-    elif path.suffix == ".gguf":
-        (config, tensors), tokenizer = open_gguf(path), path
-    else:
-        raise WeightsError(f"{source} is neither a folder nor a .gguf file")
-    architecture = Architecture.from_huggingface(config)
+    opened = open_source(source)
     base = huggingface.assemble(
-        architecture, tensors, dtype=dtype, where=source, quantise=quantise, placement=placement
+        opened.architecture, opened.tensors, dtype=dtype, where=source, quantise=quantise, placement=placement
     )
-    return Model(architecture=architecture, base=base, tokenizer_source=tokenizer)
+    holds_tokenizer = opened.path.is_file() or any(opened.path.glob("tokenizer*"))
+    return Model(opened.architecture, base, tokenizer_source=opened.path if holds_tokenizer else None)

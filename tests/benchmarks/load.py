@@ -79,7 +79,8 @@ def load_once(source: str) -> None:
     """Load, and say what it took."""
     import jax
 
-    from components.model.weights import load, locate
+    from components.model.source import locate
+    from components.model.weights import load
 
     jax.block_until_ready(jax.numpy.zeros(1))  # the runtime starts
     before, start = peak_bytes(), time.perf_counter()
