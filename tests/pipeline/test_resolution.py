@@ -94,6 +94,7 @@ def test_an_impossible_machine_is_refused_by_name_and_a_possible_one_is_asked_fo
 
 def test_the_step_that_waits_for_a_job_set_asks_for_little(tmp_path: Path) -> None:
     platform = {"platform.launcher": "jobset", "platform.image": "i@sha256:0", "platform.spot": True}
+    platform |= {"train.mesh": {"fsdp": 4, "tensor": 4}}
     found = resolved(tmp_path, accelerator="v5e", topology="4x4", overrides=platform)
     assert (found.accelerator, found.node_selector, found.tolerations) == ("", {}, [])
     assert found.memory.endswith("Mi")

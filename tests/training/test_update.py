@@ -143,7 +143,7 @@ def of_mixed_versions(batch: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 # Every correction and every aggregation once: they do not know of each other.
-@pytest.mark.parametrize(("aggregation", "correction"), zip(Aggregation, CORRECTIONS, strict=True))
+@pytest.mark.parametrize(("aggregation", "correction"), list(zip(Aggregation, CORRECTIONS, strict=True)))
 def test_samples_that_arrive_in_any_order_and_split_give_the_gradient_of_the_whole_batch(aggregation, correction):
     made = objective(aggregation.value, kl_coefficient=0.3, **CORRECTIONS[correction])
     batch = of_mixed_versions(tiny.samples())
