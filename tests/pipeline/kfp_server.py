@@ -66,6 +66,8 @@ class KfpServer:
 
     token: str = ""
     cookie: str = ""
+    admitted: list[tuple[str, str]] = field(default_factory=list)
+    """Authorization and cookie of every request that was let in."""
     login_page: bool = False
     multi_user: bool = False
     denied: str = ""
@@ -132,6 +134,7 @@ class KfpServer:
             raise RefusedError(UNKNOWN_USER, "Request header error: there is no user identity header.")
         if self.denied and call.path.startswith(f"{ROOT}{self.denied}"):
             raise RefusedError(DENIED, "User 'me' is not authorized with reason: RBAC")
+        self.admitted.append((headers.get("authorization") or "", headers.get("cookie") or ""))
 
     def _routes(self) -> list[tuple[str, str, Callable[..., Any]]]:
         one, many = "/([^/:]+)", ""

@@ -39,7 +39,10 @@ def test_a_token_comes_from_a_file_that_is_read_for_every_request(server: KfpSer
     client = connect(connection(server, auth=Auth(token_file=str(path))))
     path.write_text("second")
     server.token = "second"
+    before = len(server.admitted)
     client.list_runs()
+    assert {token for token, _ in server.admitted[:before]} == {"Bearer first"}
+    assert {token for token, _ in server.admitted[before:]} == {"Bearer second"}
 
 
 def test_a_token_comes_from_a_command_that_is_asked_once(server: KfpServer, tmp_path: Path) -> None:
@@ -56,12 +59,14 @@ def test_cookies_are_sent_as_they_are(server: KfpServer, tmp_path: Path) -> None
     (tmp_path / "cookies").write_text("session=abc; other=1\n")
     server.cookie = "session=abc; other=1"
     connect(connection(server, auth=Auth(cookies_file=str(tmp_path / "cookies"))))
+    assert {cookie for _, cookie in server.admitted} == {"session=abc; other=1"}
 
 
 def test_a_proxy_gets_the_token_that_google_gives_for_it(server: KfpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kfp_auth, "get_auth_token", lambda client, *rest: (f"for {client}", False))
     server.token = "for 42.apps"
     connect(connection(server, auth=Auth(iap_client_id="42.apps")))
+    assert {token for token, _ in server.admitted} == {"Bearer for 42.apps"}
 
 
 @pytest.mark.parametrize(
