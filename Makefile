@@ -38,7 +38,7 @@ figures: $(VENV)/.dev
 
 # Needs uv, and no other rule does. torch and its CUDA libraries differ from machine to machine, so they stay out.
 lock:
-	printf 'jax<0.11\nflax==0.12.8\n' | uv pip compile pyproject.toml -c /dev/stdin --extra dev --extra parity \
+	printf 'jax<0.11\nflax==0.12.8\n' | uv pip compile pyproject.toml -c /dev/stdin --extra dev --extra mlflow --extra parity \
 	  --universal --python-version 3.11 --fork-strategy fewest --no-annotate --no-header --no-emit-index-url \
 	  --no-emit-find-links --quiet | grep -vE "^(torch|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==|== 'emscripten'" > $@.new
 	{ sed -n '/^#/p' requirements.lock; cat $@.new; } > $@.all && mv $@.all requirements.lock && rm $@.new
