@@ -20,6 +20,9 @@ class ByteRenderer:
     def extend(self, completion: Completion, messages: Sequence[Message]) -> list[int]:
         return self.start(messages, ())
 
+    def write(self, message: Message) -> list[int]:
+        return list(message.content.encode())
+
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         return Message(Role.ASSISTANT, bytes(token_ids).decode(errors="replace"))
 

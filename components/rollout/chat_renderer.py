@@ -87,6 +87,10 @@ class ChatRenderer:
         closing = ([] if closed else [self._close]) + self._tokenizer.encode("\n")
         return closing + self._turns(messages) + self._generation_prompt()
 
+    def write(self, message: Message) -> list[int]:
+        """The text and the calls, and the token that closes the turn."""
+        return [*self._tokenizer.encode(self._text(message)), self._close]
+
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         """The assistant's text without the token that ended it, and its calls."""
         ids = list(token_ids)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from components.environments.tools import Tool
-from components.errors import ConfigError, Problem
+from components.errors import ConfigError, DataError, Problem
 from components.rollout.tokenizer import Tokenizer
 from components.rollout.tool_calls import TaggedCalls
 from components.types import Completion, Message, Role
@@ -86,6 +86,14 @@ class LineRenderer:
         """The end of the answer's line where the policy did not write it, the replies, the generation prompt."""
         sampled = self._tokenizer.decode(completion.token_ids)
         return self._tokenizer.encode(("" if sampled.endswith("\n") else "\n") + self._text(messages))
+
+    def write(self, message: Message) -> list[int]:
+        """The answer, or the call, up to what ends it. Raises DataError for an answer of several lines."""
+        text = self._answer(message)
+        if "\n" in text:
+            raise DataError(Problem("content", text, "has a line break, which ends an answer in this renderer's form"))
+        end = "" if text.endswith(self._form.stop_strings) else "\n"
+        return self._tokenizer.encode(f"{self._form.gap}{text}{end}")
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:
         """The answer's text up to the end of its line, or its call."""

@@ -3,7 +3,7 @@
 `start` renders the first prompt. From then on what was sampled is never rendered or tokenised again: `extend` gives the
 ids that come after it. So the ids of a turn are always a prefix of the next turn's, and ids that the policy did not
 sample (a closing token that it did not write, replies, the next generation prompt) are told from those that it did by
-their position alone.
+their position alone. `write` gives the ids that a policy would sample to say a message: what it is taught by example.
 """
 
 from collections.abc import Sequence
@@ -42,6 +42,13 @@ class Renderer(Protocol):
     def extend(self, completion: Completion, messages: Sequence[Message]) -> list[int]:
         """What comes after a completion: the end of the turn where the policy did not write it, the replies, the
         generation prompt."""
+        ...
+
+    def write(self, message: Message) -> list[int]:
+        """What a policy samples to say this assistant message after a prompt, with the token that ends its turn.
+
+        Raises DataError for one that cannot be said in this form.
+        """
         ...
 
     def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Message:

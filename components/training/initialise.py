@@ -225,26 +225,13 @@ async def demonstrate(player: Player, task: Task, *, with_tool: bool) -> list[Pa
     calling, done = with_tool, False
     while not done:
         said = environment.demonstration(task, with_tool=calling)
-        pairs.append(_pair(player, environment, messages, said))
+        pairs.append((player.renderer.start(messages, environment.tools), player.renderer.write(said)))
         observation = await environment.step(said)
         messages += [said, *observation.messages]
         # An answer ends every demonstration, whatever the environment has to say to it.
         calling, done = False, observation.done or not calling
     await environment.close()
     return pairs
-
-
-def _pair(player: Player, environment: Environment, messages: Sequence[Message], said: Message) -> Pair:
-    """What the policy reads, and what it has to write: the difference between two renderings."""
-    renderer, tools = player.renderer, environment.tools
-    prompt = renderer.start(messages, tools)
-    whole = renderer.start([*messages, said], tools)
-    opening = renderer.start([], tools)
-    end = len(whole) - len(opening)
-    if whole[: len(prompt)] != prompt or whole[end:] != opening or end <= len(prompt):
-        message = "renders a conversation so that an answer cannot be told from what is around it; use compact or plain"
-        raise ConfigError(Problem("environment.renderer", type(renderer).__name__, message))
-    return prompt, whole[len(prompt) : end]
 
 
 def _endless(

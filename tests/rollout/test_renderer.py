@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from components.environments.arithmetic import Arithmetic
 from components.environments.calculator import CALCULATOR
 from components.environments.tools import tool
-from components.errors import ConfigError
+from components.errors import ConfigError, DataError
 from components.rollout.gguf_tokenizer import read_header
 from components.rollout.renderer import characters_of, make_renderer
 from components.rollout.tokenizer import CharacterTokenizer
@@ -184,6 +184,24 @@ def test_completions_are_parsed(name, text, message):
     renderer = make_renderer(name, BYTES)
     assert renderer.parse(BYTES.encode(text), [CALCULATOR]) == message
     assert renderer.parse([*BYTES.encode(text), renderer.stop_ids[0]], [CALCULATOR]) == message
+
+
+@pytest.mark.parametrize("message", [assistant("42"), assistant("", CALL)], ids=["answer", "call"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_is_read_as_the_same_message_and_closes_its_own_turn(name, message):
+    renderer = make_renderer(name, BYTES)
+    ids = renderer.write(message)
+    assert renderer.parse(ids, [CALCULATOR]) == message
+    text = BYTES.decode(ids)
+    assert ids[-1] in renderer.stop_ids or text.endswith(renderer.stop_strings)
+    opening, replies = [user("12+30")], [reply("42")]
+    appended = [*renderer.start(opening, []), *ids, *renderer.extend(sampled(*ids), replies)]
+    assert BYTES.decode(appended) == BYTES.decode(renderer.start([*opening, message, *replies], []))
+
+
+def test_lines_refuse_an_answer_of_several_lines():
+    with pytest.raises(DataError, match="line break"):
+        make_renderer("plain", BYTES).write(assistant("1\n2"))
 
 
 def test_lines_refuse_tools_that_they_cannot_call():

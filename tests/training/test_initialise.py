@@ -153,28 +153,6 @@ def test_exactly_one_origin_is_given(given: dict[str, object]) -> None:
         load(InitConfig, given)
 
 
-def test_a_renderer_whose_answers_cannot_be_cut_out_is_refused(tmp_path: Path) -> None:
-    class Shouting:
-        """Repeats the last message before the prompt."""
-
-        stop_ids = ()
-        stop_strings = ()
-
-        def start(self, messages, tools):  # type: ignore[no-untyped-def]
-            return [ord(character) for message in reversed(messages) for character in message.content]
-
-        def extend(self, completion, messages):  # type: ignore[no-untyped-def]
-            return []
-
-        def parse(self, token_ids, tools):  # type: ignore[no-untyped-def]
-            return None
-
-    odd = Player(player().make_environment, Shouting(), WORLD.limits)
-    task = next(iter(player().make_environment().tasks("train")))
-    with pytest.raises(ConfigError, match="cannot be told from what is around it"):
-        asyncio.run(demonstrate(odd, task, with_tool=False))
-
-
 def test_warm_starting_makes_what_was_shown_likelier(tmp_path: Path) -> None:
     longer = replace(TINY, warm_start=SupervisedConfig(steps=120, rows=8, row_length=32))
     start(tmp_path, replace(SETTINGS, tiny=longer))
