@@ -139,7 +139,8 @@ class Failure:
 class Trajectory:
     """The record of an episode. `reward` is None exactly when the outcome is FAILED.
 
-    `cut_by` names the limit of a truncated episode: length, context or turns.
+    `cut_by` names the limit of a truncated episode: length, context or turns. `reward_reasons` says why a part is what
+    it is, where its grader said so.
     """
 
     task: Task
@@ -148,6 +149,7 @@ class Trajectory:
     outcome: Outcome
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    reward_reasons: Mapping[str, str] = field(default_factory=dict)
     cut_by: str | None = None
     failure: Failure | None = None
     epoch: int = 0

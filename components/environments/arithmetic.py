@@ -7,6 +7,7 @@ from typing import Literal
 from components.environments.calculator import CALCULATOR
 from components.environments.environment import Observation, ToolEnvironment
 from components.environments.graders import grade_number
+from components.environments.rewards import Grade
 from components.errors import ConfigError, Problem
 from components.types import Message, Role, Task, ToolCall
 
@@ -77,7 +78,7 @@ class Arithmetic(ToolEnvironment):
             self.answer = observation.messages[0].content
         return Observation(observation.messages, done=True, tool_use=observation.tool_use)
 
-    def grade(self, task: Task, answer: str) -> float:
+    def grade(self, task: Task, answer: str) -> Grade:
         """1.0 for the right number, by the choices of graders.py."""
         return grade_number(answer, task.answer or "")
 

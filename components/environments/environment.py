@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from components.environments import json_schema
+from components.environments.rewards import Grade, Reward
 from components.environments.sizes import encodable
 from components.environments.tools import Tool, ToolResult, call_function
 from components.errors import ConfigError, DataError, HeadraceError, Problem
@@ -85,8 +86,8 @@ class Environment(Protocol):
         """Answer one assistant message."""
         ...
 
-    async def reward(self) -> float | Mapping[str, float]:
-        """The episode's reward so far, whole or in named parts."""
+    async def reward(self) -> Reward:
+        """The episode's reward so far, whole or in named parts, each a number or a `Grade` with its reason."""
         ...
 
     async def close(self) -> None:
@@ -113,7 +114,7 @@ class ToolEnvironment(ABC):
         """The problems of a split, "train" or "test": the same ones in the same order every time."""
 
     @abstractmethod
-    def grade(self, task: Task, answer: str) -> float | Mapping[str, float] | Awaitable[float | Mapping[str, float]]:
+    def grade(self, task: Task, answer: str) -> Reward | Awaitable[Reward]:
         """The reward of a final text. Not asked when the policy gave none: that is 0.
 
         May be a coroutine; a plain function runs in a thread, so that one that hangs fails its own episode only. The
@@ -139,13 +140,11 @@ class ToolEnvironment(ABC):
         self.answer = message.content
         return Observation((), done=True)
 
-    async def reward(self) -> float | Mapping[str, float]:
+    async def reward(self) -> Reward:
         """The grade of the answer; 0 where the episode was cut before there was one."""
         if self.answer is None:
-            return 0.0
-        graded: float | Mapping[str, float] = await call_function(
-            self.grade, {"task": self.task, "answer": self.answer}
-        )
+            return Grade(0.0, "there was no answer")
+        graded: Reward = await call_function(self.grade, {"task": self.task, "answer": self.answer})
         return graded
 
     async def close(self) -> None:  # noqa: B027 - most environments hold nothing

@@ -1,8 +1,8 @@
-"""A text and a gold answer -> 1.0 or 0.0. The choices below hold in training and in evaluation alike.
+"""A text and a gold answer -> 1.0 or 0.0, with a reason. The choices below hold in training and in evaluation alike.
 
-Which number counts: the first one after the last "####" (GSM8K's mark), else the last one in the last \\boxed{...},
-else the last one in the text. A mark with no number behind it does not count. Of a text that is longer than 20,000
-characters, only so many at its end are read.
+Numbers (`grade_number`). Which one counts: the first one after the last "####" (GSM8K's mark), else the last one in the
+last \\boxed{...}, else the last one in the text. A mark with no number behind it does not count. Of a text that is
+longer than 20,000 characters, only so many at its end are read.
 
 What is a number:
 - digits of any script, with "," between groups of three (also "{,}" and no-break spaces): "9,500" is one number,
@@ -15,13 +15,19 @@ What is a number:
 
 When two are equal: within 1e-6, or within 1e-6 of the gold answer's size where that is less than 1.
 
+Texts (`grade_exact`): equal but for white space at both ends and how characters are composed (Unicode's NFC). With
+`loose`, case, punctuation, articles (a, an, the) and the amount of white space do not matter either, as in SQuAD.
+
 Time is bounded for every text, so that these graders need no process of their own.
 """
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from fractions import Fraction
 
+from components.environments.rewards import Grade
+from components.environments.sizes import short_repr
 from components.errors import GraderFailedError
 
 MARK = "####"
@@ -36,11 +42,13 @@ _OVER = re.compile(r"/(\d{1,18}(?:\.\d{1,18})?)(?![\d/])", flags=re.ASCII)
 _MIXED = re.compile(r" (\d{1,9})/(\d{1,9})(?![\d/.])", flags=re.ASCII)
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{(\d{1,18})\}\{(\d{1,18})\}", flags=re.ASCII)
 _SPACED_GROUPS = re.compile(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3}(?!\d))", flags=re.ASCII)
+_PUNCTUATION = re.compile(r"[^\w\s]|_")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _MONEY = "$\\€£¥"
 _PLAIN_SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{FULLWIDTH HYPHEN-MINUS}": "-", "\N{FULLWIDTH COMMA}": ","})
 
 
-def grade_number(text: str, gold: str) -> float:
+def grade_number(text: str, gold: str) -> Grade:
     """1.0 when the number that counts in `text` equals the gold answer, else 0.0.
 
     Raises GraderFailedError when the gold answer is not exactly one number: then no text could be right.
@@ -49,7 +57,26 @@ def grade_number(text: str, gold: str) -> float:
     if len(expected) != 1:
         raise GraderFailedError(f"the gold answer {gold!r} must be exactly one number")
     found = final_number(text)
-    return float(found is not None and same_number(found, expected[0]))
+    if found is None:
+        return Grade(0.0, f"the answer holds no number; {_written(expected[0])} is right")
+    if same_number(found, expected[0]):
+        return Grade(1.0, f"{_written(found)} is right")
+    return Grade(0.0, f"{_written(found)} is wrong, {_written(expected[0])} is right")
+
+
+def grade_exact(text: str, gold: str | Sequence[str], *, loose: bool = False) -> Grade:
+    """1.0 when `text` is the gold answer, or one of several, else 0.0.
+
+    Raises GraderFailedError when there is no gold answer, or one that is empty: then no text could be right.
+    """
+    golds = [gold] if isinstance(gold, str) else list(gold)
+    plain = _loosely if loose else _strictly
+    expected = {plain(each) for each in golds}
+    if not expected or "" in expected:
+        raise GraderFailedError(f"the gold answer {short_repr(gold)} is empty")
+    if plain(text[-_MAX_TEXT:]) in expected:
+        return Grade(1.0, f"{short_repr(text)} is right")
+    return Grade(0.0, f"{short_repr(text)} is not {' or '.join(map(short_repr, golds[:3]))}")
 
 
 def final_number(text: str) -> Fraction | None:
@@ -58,7 +85,7 @@ def final_number(text: str) -> Fraction | None:
     marked = numbers_in(text.rsplit(MARK, 1)[1]) if MARK in text else []
     if marked:
         return marked[0]
-    found = numbers_in(_last_boxed(text)) or numbers_in(text)
+    found = numbers_in(last_boxed(text)) or numbers_in(text)
     return found[-1] if found else None
 
 
@@ -131,7 +158,7 @@ def _plain(text: str) -> str:
     return _SPACED_GROUPS.sub("", text)
 
 
-def _last_boxed(text: str) -> str:
+def last_boxed(text: str) -> str:
     r"""What stands between the braces of the last \boxed{...}; empty when there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -143,3 +170,18 @@ def _last_boxed(text: str) -> str:
         if depth == 0:
             return text[start:at]
     return text[start:]
+
+
+def _written(number: Fraction) -> str:
+    """A number as a reason shows it."""
+    text = str(number) if number.denominator <= 1000 else f"{float(number):.12g}"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _strictly(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def _loosely(text: str) -> str:
+    text = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(_ARTICLES.sub(" ", _PUNCTUATION.sub(" ", text)).split())

@@ -8,6 +8,7 @@ from components.environments.calculator import CALCULATOR
 from components.environments.datasets import Fields, OnProblem, TaskFile, read_tasks
 from components.environments.environment import Observation, ToolEnvironment
 from components.environments.graders import MARK, grade_number, numbers_in
+from components.environments.rewards import Grade
 from components.errors import ConfigError, Problem
 from components.types import Message, Role, Task, ToolCall
 
@@ -67,14 +68,14 @@ class Gsm8k(ToolEnvironment):
         self._worked_calls += observation.tool_use.calls - observation.tool_use.errors
         return observation
 
-    async def reward(self) -> dict[str, float]:
+    async def reward(self) -> dict[str, float | Grade]:
         """The grade of the answer (0 where there is none), and the parts that have a weight."""
         answer = self.answer or ""
         earned = {"format": _ends_with_mark(answer), "tool": self._worked_calls > 0}
         parts = {name: weight * earned[name] for name, weight in self._weights.items() if weight}
         return {"answer": self.grade(self.task, answer), **parts}
 
-    def grade(self, task: Task, answer: str) -> float:
+    def grade(self, task: Task, answer: str) -> Grade:
         """1.0 for the right number, by the choices of graders.py."""
         return grade_number(answer, task.answer or "")
 

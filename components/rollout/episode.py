@@ -13,7 +13,7 @@ from components.config import config
 from components.environments.bounded import OverdueError, SelfCancelledError, bounded
 from components.environments.environment import NO_TOOL_USE, Environment, Observation, ToolUse
 from components.environments.intake import characters_of, characters_of_tools, checked_observation, checked_tools
-from components.environments.rewards import as_reward, as_reward_parts
+from components.environments.rewards import as_reward, as_reward_parts, as_reward_reasons
 from components.environments.tools import error_text, words_of
 from components.errors import (
     CancelledEpisodeError,
@@ -104,6 +104,7 @@ class _Episode:
     cut_by: str | None = None
     tool_use: ToolUse = NO_TOOL_USE
     reward_parts: dict[str, float] = field(default_factory=dict)
+    reward_reasons: dict[str, str] = field(default_factory=dict)
     failure: Failure | None = None
 
     async def act(self) -> None:
@@ -114,7 +115,9 @@ class _Episode:
             self.at = "reward"
             with _boundary(GraderFailedError, "reward", self.task):
                 where = f"{type(self.environment).__name__}, task {self.task.id}"
-                self.reward_parts = as_reward_parts(await self.environment.reward(), where=where)
+                graded = await self.environment.reward()
+                self.reward_reasons = as_reward_reasons(graded, where=where)
+                self.reward_parts = as_reward_parts(graded, where=where)
             self.at = "close"
         except RolloutError as error:
             self.fail(error)
@@ -214,6 +217,7 @@ class _Episode:
             outcome=outcome,
             reward=None if self.failure else sum(self.reward_parts.values()),
             reward_parts=self.reward_parts,
+            reward_reasons=self.reward_reasons,
             cut_by=self.cut_by,
             failure=self.failure,
             epoch=self.sequence.epoch,

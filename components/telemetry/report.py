@@ -326,6 +326,7 @@ def _example(trajectory: Mapping[str, Any]) -> dict[str, Any]:
         "outcome": f"cut by {trajectory['cut_by']}" if trajectory.get("cut_by") else outcome,
         "failure": f"{failure.get('kind', 'failure')}: {failure.get('message', '')}" if failure else "",
         "parts": [(name, formatting.number(part)) for name, part in trajectory.get("reward_parts", {}).items()],
+        "reasons": [_shortened(f"{name}: {why}") for name, why in trajectory.get("reward_reasons", {}).items()],
         "messages": shown,
         "left_out": len(messages) - len(shown),
     }

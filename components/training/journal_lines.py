@@ -16,7 +16,7 @@ _KINDS: Mapping[str, type[Event]] = {kind.__name__.lower(): kind for kind in get
 _READERS = {kind: TypeAdapter(kind) for kind in _KINDS.values() if kind is not Ended}
 _MESSAGES = TypeAdapter(tuple[Message, ...])
 
-_NESTED = ("task", "turns", "messages", "outcome", "reward_parts", "failure")
+_NESTED = ("task", "turns", "messages", "outcome", "reward_parts", "reward_reasons", "failure")
 _PLAIN = tuple(field.name for field in fields(Trajectory) if field.name not in _NESTED)
 _plain_values = attrgetter(*_PLAIN)
 
@@ -54,6 +54,7 @@ def _ended(event: Ended) -> dict[str, Any]:
         "outcome": trajectory.outcome,
         **dict(zip(_PLAIN, _plain_values(trajectory), strict=True)),
         "reward_parts": dict(trajectory.reward_parts),
+        "reward_reasons": dict(trajectory.reward_reasons),
         "failure": asdict(trajectory.failure) if trajectory.failure else None,
         "turns": list(_turns(trajectory)),
         "messages": [asdict(message) for message in trajectory.messages],
@@ -83,6 +84,7 @@ def _trajectory(content: Mapping[str, Any], tasks: Mapping[str, Task]) -> Trajec
         messages=_MESSAGES.validate_python(content["messages"]),
         outcome=Outcome(content["outcome"]),
         reward_parts=content["reward_parts"],
+        reward_reasons=content.get("reward_reasons", {}),
         failure=Failure(**failure) if failure else None,
         **{name: content[name] for name in _PLAIN},
     )

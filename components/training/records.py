@@ -119,6 +119,7 @@ def trajectory_record(step: int, trajectory: Trajectory) -> dict[str, Any]:
         "cut_by": trajectory.cut_by,
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
+        "reward_reasons": dict(trajectory.reward_reasons),
         "failure": asdict(trajectory.failure) if trajectory.failure else None,
         "tokens": trajectory.generated_tokens,
         "seconds": trajectory.seconds,

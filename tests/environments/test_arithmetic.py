@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from components.environments.arithmetic import Arithmetic
+from components.environments.rewards import as_reward_parts
 from components.errors import ConfigError
 from components.types import MalformedCall, Message, Role, ToolCall
 
@@ -13,7 +14,7 @@ def play(environment, task, *messages):
     async def run():
         observations = [await environment.reset(task)]
         observations += [await environment.step(message) for message in messages]
-        return observations, await environment.reward()
+        return observations, sum(as_reward_parts(await environment.reward(), "play").values())
 
     return asyncio.run(run())
 

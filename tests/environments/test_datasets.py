@@ -9,6 +9,7 @@ import pytest
 from components.environments.datasets import Fields, read_tasks
 from components.environments.graders import grade_number
 from components.environments.gsm8k import Gsm8k, calculator_demonstrations
+from components.environments.rewards import as_reward_parts
 from components.errors import ConfigError, DataError
 from components.types import Message, Role, ToolCall
 
@@ -92,8 +93,8 @@ def test_all_gold_answers_of_gsm8k_grade_as_right():
     environment = Gsm8k(data=str(SHARED / "data" / "gsm8k"))
     tasks = [*environment.tasks("train"), *environment.tasks("test")]
     assert len(tasks) == 8792
-    assert [task.id for task in tasks if environment.grade(task, task.data["answer"]) != 1.0] == []
-    assert [task.id for task in tasks if grade_number(f"It is {task.answer}.", task.answer) != 1.0] == []
+    assert [task.id for task in tasks if environment.grade(task, task.data["answer"]).reward != 1.0] == []
+    assert [task.id for task in tasks if grade_number(f"It is {task.answer}.", task.answer).reward != 1.0] == []
 
 
 def _play_gsm8k(tmp_path: Path, *messages: Message, **options: float) -> dict[str, float]:
@@ -106,7 +107,7 @@ def _play_gsm8k(tmp_path: Path, *messages: Message, **options: float) -> dict[st
         await environment.reset(next(iter(environment.tasks("train"))))
         for message in messages:
             await environment.step(message)
-        return await environment.reward()
+        return as_reward_parts(await environment.reward(), "play")
 
     return asyncio.run(play())
 

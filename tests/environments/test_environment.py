@@ -15,6 +15,7 @@ from components.environments.environment import (
     environment_factory,
     load_environment,
 )
+from components.environments.rewards import Grade
 from components.environments.tools import tool
 from components.errors import ConfigError
 from components.types import MalformedCall, Message, Role, Task, ToolCall
@@ -109,7 +110,7 @@ def test_a_text_without_a_call_ends_the_episode_and_is_graded_in_parts():
 def test_without_a_final_text_the_reward_is_zero():
     environment = Vault()
     run(environment, Message(Role.ASSISTANT, "", tool_calls=(ToolCall("look", {"name": "x"}),)))
-    assert asyncio.run(environment.reward()) == 0.0
+    assert asyncio.run(environment.reward()) == Grade(0.0, "there was no answer")
 
 
 def test_a_grade_may_be_a_coroutine():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.environments.graders import final_number, grade_number, numbers_in
+from components.environments.graders import final_number, grade_exact, grade_number, numbers_in
 from components.errors import GraderFailedError
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
@@ -53,7 +53,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared"
     ],
 )
 def test_right(text, gold):
-    assert grade_number(text, gold) == 1.0
+    assert grade_number(text, gold).reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,44 @@ def test_right(text, gold):
     ],
 )
 def test_wrong(text, gold):
-    assert grade_number(text, gold) == 0.0
+    assert grade_number(text, gold).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("It is 72.", "72 is right"),
+        ("It is 1/3", "1/3 is wrong, 72 is right"),
+        ("no idea", "the answer holds no number; 72 is right"),
+        ("9" * 300, f"{'9' * 60}... is wrong, 72 is right"),
+    ],
+)
+def test_a_grade_says_what_was_found_and_what_is_right(text, reason):
+    assert grade_number(text, "72").reason == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "loose", "reward"),
+    [
+        (" Lima\n", "Lima", False, 1.0),
+        ("lima", "Lima", False, 0.0),
+        ("Cafe\u0301", "Café", False, 1.0),
+        ("the  Port of Lima!", "Port of Lima", True, 1.0),
+        ("Lima, Peru", ("Lima", "lima peru"), True, 1.0),
+        ("Limas", "Lima", True, 0.0),
+        ("", "Lima", True, 0.0),
+    ],
+)
+def test_texts_are_equal_strictly_or_loosely(text, gold, loose, reward):
+    grade = grade_exact(text, gold, loose=loose)
+    assert grade.reward == reward
+    assert grade.reason.startswith(repr(text) + (" is right" if reward else " is not "))
+
+
+@pytest.mark.parametrize("gold", ["", " ", (), ("Lima", "the")])
+def test_an_empty_gold_text_is_the_graders_failure(gold):
+    with pytest.raises(GraderFailedError, match="is empty"):
+        grade_exact("Lima", gold, loose=True)
 
 
 def test_numbers_are_read_in_order_and_lists_are_lists():
@@ -116,4 +153,20 @@ def test_rows_with_commas_grade_their_own_answers():
     answers = [json.loads(line)["answer"] for line in rows.read_text(encoding="utf-8").split("\n") if line]
     with_commas = [answer for answer in answers if "," in answer.rsplit("####", 1)[1]]
     assert len(with_commas) >= 5
-    assert [grade_number(answer, answer.rsplit("####", 1)[1]) for answer in answers] == [1.0] * len(answers)
+    assert [grade_number(answer, answer.rsplit("####", 1)[1]).reward for answer in answers] == [1.0] * len(answers)
+
+
+def test_the_marks_of_the_public_example_solutions_are_matched():
+    """Of each test problem four solutions, which end with "A: " and a number, and whether they are right."""
+    examples = SHARED / "data" / "gsm8k" / "example_model_solutions.jsonl"
+    if not examples.is_file():
+        pytest.skip(f"{examples.name} of openai/grade-school-math is not beside the repository")
+    rows = [json.loads(line) for line in examples.read_text(encoding="utf-8").split("\n") if line]
+    marked = [
+        (grade_number(solution["solution"], row["ground_truth"].rsplit("A:", 1)[1]).reward, solution["is_correct"])
+        for row in rows
+        for solution in row.values()
+        if isinstance(solution, dict)
+    ]
+    assert len(marked) == 4 * 1319
+    assert [pair for pair in marked if pair[0] != pair[1]] == []

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from components.environments.rewards import as_reward, as_reward_parts
+from components.environments.rewards import Grade, as_reward, as_reward_parts, as_reward_reasons
 from components.errors import GraderFailedError
 
 
@@ -66,3 +66,21 @@ def test_a_bad_part_is_named():
         as_reward_parts({}, "grade")
     with pytest.raises(GraderFailedError, match="name must be text"):
         as_reward_parts({1: 1.0}, "grade")
+
+
+def test_a_grade_is_a_reward_whose_reason_is_kept_beside_it():
+    parts = {"answer": Grade(np.float32(1), "72 is 72"), "format": 0.5, "tool": Grade(0.0)}
+    assert as_reward_parts(parts, "grade") == {"answer": 1.0, "format": 0.5, "tool": 0.0}
+    assert as_reward_reasons(parts, "grade") == {"answer": "72 is 72"}
+    assert as_reward_parts(Grade(True, "x"), "grade") == {"reward": 1.0}
+    assert as_reward_reasons(Grade(1.0, "half \ud800 and " + "x" * 2000), "grade")["reward"].startswith("half ? and xx")
+    assert len(as_reward_reasons(Grade(1.0, "x" * 2000), "grade")["reward"]) < 1100
+
+
+def test_a_grade_is_refused_for_what_is_in_it():
+    with pytest.raises(GraderFailedError, match="must be finite"):
+        as_reward_parts(Grade(float("nan"), "x"), "grade")
+    untold = Grade(1.0)
+    object.__setattr__(untold, "reason", 5)
+    with pytest.raises(GraderFailedError, match="reason must be text"):
+        as_reward_reasons({"a": untold}, "grade")

@@ -1,4 +1,4 @@
-"""What the environment says a message has earned stands beside the turn that wrote it."""
+"""What the environment says a message has earned stands beside the turn that wrote it, and why beside the whole."""
 
 import asyncio
 import dataclasses
@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from components.environments.environment import Observation
+from components.environments.rewards import Grade, Reward
 from components.rollout.episode import EpisodeLimits, run_episode
+from components.training.records import trajectory_record
 from components.types import Message, SequenceId, Task, Trajectory
 from tests.fakes import ByteRenderer, EchoEnvironment, ScriptedPolicy
 
@@ -21,6 +23,13 @@ class Paying(EchoEnvironment):
 
     async def step(self, message: Message) -> Observation:
         return dataclasses.replace(await super().step(message), reward=self.pay if message.content != "ok" else 0.0)
+
+
+class Telling(EchoEnvironment):
+    """Says why."""
+
+    async def reward(self) -> Reward:
+        return {"said ok": Grade(1.0, "it said ok"), "brief": 0.5}
 
 
 def play(environment: EchoEnvironment, *lines: str) -> Trajectory:
@@ -57,3 +66,10 @@ def test_a_turn_reward_that_is_not_finite_fails_the_episode(pay):
 def test_a_turn_reward_of_numpy_becomes_a_float():
     played = play(Paying(np.float64(0.5)), "a", "ok")
     assert type(played.turns[0].reward) is float
+
+
+def test_the_reasons_of_a_reward_are_kept_with_its_parts():
+    played = play(Telling(), "ok")
+    assert (played.reward, played.reward_parts) == (1.5, {"said ok": 1.0, "brief": 0.5})
+    assert played.reward_reasons == {"said ok": "it said ok"}
+    assert trajectory_record(3, played)["reward_reasons"] == {"said ok": "it said ok"}

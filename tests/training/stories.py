@@ -43,6 +43,7 @@ def trajectory(
         outcome=Outcome.FAILED if failed else Outcome.TRUNCATED,
         reward=None if failed else reward,
         reward_parts={} if failed else {"answer": reward},
+        reward_reasons={} if failed else {"answer": "half of \u2212 it"},
         cut_by=None if failed else "length",
         failure=Failure("tool", "no port\nat all") if failed else None,
         member=member,
