@@ -1,34 +1,37 @@
 """What happened in an optimizer step -> lines in the run folder that people and reports read."""
 
 import functools
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, ParamSpec
 
 import numpy as np
 
 from components import storage
+from components.rollout.tokenizer import Tokenizer
 from components.telemetry.metrics import MetricsLog
 from components.telemetry.run_files import METRICS, TRAJECTORIES
+from components.training.trajectory_lines import TrajectoryLines
 from components.types import Group, Outcome, Trajectory
 
 P = ParamSpec("P")
 
 
 class RunRecords:
-    """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (one member of each group, and every failure).
+    """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (a sample of each group, and every failure).
 
-    A resumed run takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls
+    With a tokenizer the trajectories are written token by token, too. A resumed run takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls
     `flush`, and who leaves the block that the records were entered for: a thread of its own writes. What it fails of is
     raised by the next call.
     """
 
-    def __init__(self, run_folder: str, *, resumed_after: int | None = None) -> None:
+    def __init__(
+        self, run_folder: str, *, resumed_after: int | None = None, tokenizer: Tokenizer | None = None
+    ) -> None:
         self._metrics = MetricsLog(storage.join(run_folder, METRICS), resumed_after=resumed_after)
         self._trajectories = storage.LineLog(storage.join(run_folder, TRAJECTORIES))
+        self._lines = TrajectoryLines(tokenizer)
         self._step = resumed_after or 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._unfinished: deque[Future[None]] = deque()
@@ -49,7 +52,7 @@ class RunRecords:
 
     def failed(self, trajectory: Trajectory) -> None:
         """Write a failed attempt down, with what the boundary said."""
-        self._later(self._trajectories.append, _line(self._step, trajectory))
+        self._later(self._write_failed, self._step, trajectory)
 
     def flush(self) -> None:
         """Wait until everything so far is on the storage. May be called on any thread."""
@@ -58,9 +61,12 @@ class RunRecords:
 
     def _write(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
         self._metrics.write(step, numbers)
-        for group in groups:
-            self._trajectories.append(_line(step, group.trajectories[0]))
+        for line in self._lines.step(step, groups):
+            self._trajectories.append(line)
         self._trajectories.sync()
+
+    def _write_failed(self, step: int, trajectory: Trajectory) -> None:
+        self._trajectories.append(self._lines.failed(step, trajectory))
 
     def _later(self, work: Callable[P, None], *arguments: P.args, **keywords: P.kwargs) -> None:
         while self._unfinished and self._unfinished[0].done():
@@ -105,31 +111,6 @@ def version_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
     """Staleness: the trainer's version at the update minus the oldest token's, per trajectory."""
     staleness = [version - trajectory.oldest_version for group in groups for trajectory in group.valid]
     return {"staleness_mean": _mean(staleness), "staleness_max": max(staleness, default=0)}
-
-
-def trajectory_record(step: int, trajectory: Trajectory) -> dict[str, Any]:
-    """A trajectory as `trajectories.jsonl` holds it: everything that a person reads, no token ids."""
-    return {
-        "step": step,
-        "task_id": trajectory.task.id,
-        "epoch": trajectory.epoch,
-        "member": trajectory.member,
-        "attempt": trajectory.attempt,
-        "outcome": trajectory.outcome,
-        "cut_by": trajectory.cut_by,
-        "reward": trajectory.reward,
-        "reward_parts": dict(trajectory.reward_parts),
-        "reward_reasons": dict(trajectory.reward_reasons),
-        "failure": asdict(trajectory.failure) if trajectory.failure else None,
-        "tokens": trajectory.generated_tokens,
-        "seconds": trajectory.seconds,
-        "messages": [asdict(message) for message in trajectory.messages],
-    }
-
-
-def _line(step: int, trajectory: Trajectory) -> str:
-    # In ASCII: a policy can write half of a surrogate pair, which no UTF-8 file can hold.
-    return json.dumps(trajectory_record(step, trajectory), default=str)
 
 
 def _mean(values: Any) -> float:

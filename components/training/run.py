@@ -29,6 +29,7 @@ from components.rollout.orchestrator import RolloutConfig
 from components.rollout.player import EnvironmentConfig
 from components.rollout.prepare import read_tasks
 from components.rollout.session import Session, open_session
+from components.rollout.tokenizer import Tokenizer
 from components.storage import sole_process
 from components.telemetry.clock import idle_share
 from components.telemetry.metrics import read_metrics
@@ -129,7 +130,7 @@ def train(
         learner = make_learner(session.model, session.adapter, settings)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
         journal = Journal(run_folder)
-        history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner)
+        history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner, session.tokenizer)
         _refuse_fewer_steps(settings.steps, history.version)
         cursor.resume(history.position, cursor.fingerprint, done=history.done)
         with journal, records:
@@ -189,7 +190,7 @@ def _fates(by_version: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, i
 
 
 def _resume(
-    run_folder: str, events: Iterator[Event], checkpoints: Checkpoints, learner: Learner
+    run_folder: str, events: Iterator[Event], checkpoints: Checkpoints, learner: Learner, tokenizer: Tokenizer
 ) -> tuple[History, RunRecords]:
     """Where the run stands, and its records without a gap: a kill may have come before a step's line was written."""
     recorded = {line["step"] for line in read_metrics(storage.join(run_folder, METRICS))}
@@ -200,7 +201,7 @@ def _resume(
             missing.append((step, dict(numbers)))
 
     history = resume(events, checkpoints, learner, on_step=on_step)
-    records = RunRecords(run_folder, resumed_after=history.version or None)
+    records = RunRecords(run_folder, resumed_after=history.version or None, tokenizer=tokenizer)
     for step, numbers in missing:
         trajectories = [member for group in step.groups for member in group.trajectories]
         records.step(step.version, numbers | episode_numbers(trajectories), step.groups)
