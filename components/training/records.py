@@ -21,9 +21,9 @@ P = ParamSpec("P")
 class RunRecords:
     """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (a sample of each group, and every failure).
 
-    With a tokenizer the trajectories are written token by token, too. A resumed run takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls
-    `flush`, and who leaves the block that the records were entered for: a thread of its own writes. What it fails of is
-    raised by the next call.
+    With a tokenizer the trajectories are written token by token, too. A resumed run takes back the lines of steps after
+    `resumed_after`. Nobody waits for the storage but who calls `flush`, and who leaves the block that the records were
+    entered for: a thread of its own writes. What it fails of is raised by the next call.
     """
 
     def __init__(
