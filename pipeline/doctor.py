@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from components.algorithms.objective import Objective
-from components.environments.environment import environment_factory, tasks_of
+from components.environments.environment import environment_factory, load_environment, runs_code, tasks_of
+from components.environments.sandbox.detection import reason_against
+from components.environments.sandbox.limits import DEFAULT_ISOLATION
 from components.errors import ConfigError, DataError, Problem, WeightsError
 from components.launcher.platform import device_problems
 from components.model.architecture import Architecture
@@ -33,8 +35,6 @@ from pipeline.recipe import Recipe, section_texts
 
 GIB = 2**30
 DRY_SECONDS = 10.0
-ISOLATION = "process"
-"""Tools and graders run in processes of their own, not in a sandbox: do not run code of strangers."""
 DATA = {
     "gsm8k": "; train.jsonl and test.jsonl lie in grade_school_math/data of the repository openai/grade-school-math. "
     "Name their folder with --set environment.options.data=FOLDER"
@@ -66,8 +66,23 @@ def diagnose(recipe: Recipe) -> dict[str, Any]:
         "problems": [problem_record(problem) for problem in problems],
         "objective": Objective.from_config(recipe.train.objective).describe(),
         "memory_plan": memory_plan(recipe, architecture) if architecture else {},
-        "isolation": ISOLATION,
+        "isolation": isolation_in_force(recipe),
     }
+
+
+def isolation_in_force(recipe: Recipe) -> str:
+    """How code of a model is kept apart: "sandbox" or "process"; "none" where the environment runs no such code.
+
+    "unavailable" where it runs some and this machine lacks the isolation, which is a problem of the recipe.
+    """
+    settings = recipe.environment
+    try:
+        if not runs_code(load_environment(settings.use)):
+            return "none"
+    except ConfigError:
+        return "none"
+    isolation = settings.isolation or DEFAULT_ISOLATION
+    return isolation if reason_against(isolation) is None else "unavailable"
 
 
 def problem_record(problem: Problem) -> dict[str, Any]:
@@ -113,7 +128,7 @@ def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
     """The environment, its options, and its first task of each split as the policy would read it."""
     settings = recipe.environment
     try:
-        environment = environment_factory(settings.use, settings.options)()
+        environment = environment_factory(settings.use, settings.options, isolation=settings.isolation)()
         tasks = {split: next(tasks_of(environment, split), None) for split in SPLITS}
         player = make_player(settings, _tokenizer(recipe))
         alphabet = recipe.init_model.tiny.alphabet if recipe.init_model.tiny else None

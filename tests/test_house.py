@@ -19,6 +19,9 @@ BOUNDARIES = {
     "environments/environment.py",
     "environments/grader_worker.py",
     "environments/tools.py",
+    "environments/sandbox/driver.py",
+    "environments/sandbox/exchange.py",
+    "environments/sandbox/judge.py",
     "rollout/episode.py",
     "training/journal.py",
 }

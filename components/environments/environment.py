@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from components.environments import json_schema
 from components.environments.rewards import Grade, Reward
+from components.environments.sandbox.limits import DEFAULT_ISOLATION, Isolation
 from components.environments.sizes import encodable
 from components.environments.tools import Tool, ToolResult, call_function
 from components.errors import ConfigError, DataError, HeadraceError, Problem
@@ -206,14 +207,28 @@ def load_environment(name: str, *, where: str = "environment") -> type[Any]:
 
 
 def environment_factory(
-    name: str, options: Mapping[str, Any] | None = None, *, where: str = "environment"
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    isolation: Isolation | None = None,
+    where: str = "environment",
 ) -> Callable[[], Environment]:
     """A function that makes a fresh environment. Options are checked here: one is made, and thrown away, at once.
 
-    Raises ConfigError that names every option which is unknown, missing or of the wrong type.
+    An environment that runs code of a model has an argument `isolation`, and is given `isolation` or the default.
+
+    Raises ConfigError that names every option which is unknown, missing or of the wrong type, an isolation that has no
+    effect or that is written as an option, and, as such environments raise it, one that this machine lacks.
     """
     options = dict(options or {})
     kind = load_environment(name, where=where)
+    if "isolation" in options:
+        raise ConfigError(Problem(f"{where}.options.isolation", options["isolation"], f"write it as {where}.isolation"))
+    if runs_code(kind):
+        options["isolation"] = isolation or DEFAULT_ISOLATION
+    elif isolation is not None:
+        message = f"has no effect, as {name} runs no code of a model; leave it out"
+        raise ConfigError(Problem(f"{where}.isolation", isolation, message))
     try:
         schema = json_schema.from_signature(kind) if _defines(kind, "__init__") else {"properties": {}}
     except TypeError as error:
@@ -234,6 +249,11 @@ def environment_factory(
         message = f"making it raised {type(error).__name__}: {error}"
         raise ConfigError(Problem(where, f"{name} with options {options}", message)) from error
     return make
+
+
+def runs_code(kind: type) -> bool:
+    """Whether an environment runs code that a model wrote: whether its constructor has an argument `isolation`."""
+    return _defines(kind, "__init__") and "isolation" in inspect.signature(kind).parameters
 
 
 def tasks_of(environment: Environment, split: str) -> Iterator[Task]:

@@ -10,7 +10,7 @@ which they start, and which is gone when the tool is closed.
 
 import asyncio
 
-from components.environments.sandbox.limits import Execution, Isolation, Limits, Outcome
+from components.environments.sandbox.limits import DEFAULT_LIMITS, Execution, Isolation, Limits, Outcome
 from components.environments.sandbox.pool import Folder, open_sandbox
 from components.environments.tools import Tool, ToolError, tool
 
@@ -21,7 +21,7 @@ _SHOWN_BEFORE_ERROR = 150
 class PythonTool:
     """The tool `python` of one episode."""
 
-    def __init__(self, isolation: Isolation, limits: Limits = Limits(), *, max_characters: int = 4000) -> None:
+    def __init__(self, isolation: Isolation, limits: Limits = DEFAULT_LIMITS, *, max_characters: int = 4000) -> None:
         """Raises ConfigError where this machine lacks the isolation. Nothing is started before the first call."""
         self._sandbox = open_sandbox(isolation)
         self._limits = limits

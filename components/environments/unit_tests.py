@@ -4,35 +4,28 @@
     await grader.grade_asserts(program, ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"])
     await grader.grade_examples(program, [("3\\n1 2 3\\n", "6\\n")])
 
-Asserts run in an execution of their own, and the program answers calls in another (sandbox/judge.py), so expected values
-and comparisons are out of its reach. Printed answers are compared here. Whatever a program does, hang included, is a
-reward; tests that cannot run and a sandbox that breaks are a GraderFailedError.
+Asserts run in an execution of their own, and the program answers calls in another (sandbox/judge.py), so expected
+values and comparisons are out of its reach. Printed answers are compared here. Whatever a program does, hang included,
+is a reward; tests that cannot run and a sandbox that breaks are a GraderFailedError.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from components.environments.sandbox.limits import Execution, Isolation, Limits, Outcome
+from components.environments.rewards import Grade
+from components.environments.sandbox.limits import DEFAULT_LIMITS, Execution, Isolation, Limits, Outcome
 from components.environments.sandbox.pool import open_sandbox
 from components.errors import GraderFailedError, SandboxFailedError
 
 _MAX_REASON = 600
 
 
-@dataclass(frozen=True, slots=True)
-class TestGrade:
-    """`reward` is the share of tests passed, or 1.0 and 0.0 where all must pass. `reason` says what failed first."""
-
-    reward: float
-    reason: str
-    passed: int
-    tests: int
-
-
 class UnitTests:
-    """Grades programs. `all_or_nothing`: 1.0 where every test passes, else 0.0."""
+    """Grades programs: the share of tests passed, or with `all_or_nothing` 1.0 where every test passes, else 0.0.
 
-    def __init__(self, isolation: Isolation, limits: Limits = Limits(), *, all_or_nothing: bool = False) -> None:
+    The reason says what failed first.
+    """
+
+    def __init__(self, isolation: Isolation, limits: Limits = DEFAULT_LIMITS, *, all_or_nothing: bool = False) -> None:
         """Raises ConfigError where this machine lacks the isolation. Nothing is started before the first grade."""
         self._sandbox = open_sandbox(isolation)
         self._limits = limits
@@ -40,7 +33,7 @@ class UnitTests:
 
     async def grade_asserts(
         self, program: str, tests: Sequence[str], *, setup: str = "", names: Sequence[str] = ()
-    ) -> TestGrade:
+    ) -> Grade:
         """Grade by pieces of test code, each of which passes when it raises nothing.
 
         `setup` runs before them. Names that they use and that are not Python's own are the program's; one that has the
@@ -54,20 +47,22 @@ class UnitTests:
         except SandboxFailedError as error:
             raise GraderFailedError(f"unit tests: {error}") from error
         if ran.outcome in (Outcome.TIME, Outcome.OUTPUT, Outcome.KILLED):
-            return self._none(f"the program {ran.error}", len(tests))
+            return _nothing(f"the program {ran.error}")
         if judged.outcome is Outcome.TIME:
-            return self._none(f"with this program the tests {judged.error}", len(tests))
+            return _nothing(f"with this program the tests {judged.error}")
         results = report.get("results")
         if not judged.ok or not isinstance(results, list) or len(results) != len(tests):
-            raise GraderFailedError(f"unit tests: {report.get('broken') or judged.error or judged.stderr or 'no result'}")
+            raise GraderFailedError(
+                f"unit tests: {report.get('broken') or judged.error or judged.stderr or 'no result'}"
+            )
         if ran.outcome is Outcome.RAISED:
-            return self._none(f"the program raised {_last_line(ran)}", len(tests))
+            return _nothing(f"the program raised {_last_line(ran)}")
         return self._grade([result is None for result in results], [result or "" for result in results])
 
-    async def grade_examples(self, program: str, examples: Sequence[tuple[str, str]]) -> TestGrade:
+    async def grade_examples(self, program: str, examples: Sequence[tuple[str, str]]) -> Grade:
         """Grade by pairs of input and expected output. White space at the ends of lines and of the text is no matter.
 
-        A program that raises or ends with an exit code other than 0 fails the example. The first one at a limit ends it.
+        A program that raises, or ends with an exit code other than 0, fails the example; one at a limit fails them all.
         """
         if not examples:
             raise GraderFailedError("there is no example to grade by")
@@ -80,24 +75,25 @@ class UnitTests:
             except SandboxFailedError as error:
                 raise GraderFailedError(f"unit tests: {error}") from error
             if ran.outcome in (Outcome.TIME, Outcome.OUTPUT, Outcome.KILLED):
-                return self._none(f"example {number}: the program {ran.error}", len(examples))
+                return _nothing(f"example {number}: the program {ran.error}")
             passed.append(ran.ok and _lines(ran.stdout) == _lines(expected))
             reasons.append(f"example {number}: {_why(ran)}")
             if self._all_or_nothing and not passed[-1]:
                 break
         return self._grade(passed + [False] * (len(examples) - len(passed)), reasons)
 
-    def _grade(self, passed: Sequence[bool], reasons: Sequence[str]) -> TestGrade:
+    def _grade(self, passed: Sequence[bool], reasons: Sequence[str]) -> Grade:
         share = sum(passed) / len(passed)
         reward = float(share == 1.0) if self._all_or_nothing else share
         if all(passed):
-            return TestGrade(reward, f"all {len(passed)} tests passed", len(passed), len(passed))
+            return Grade(reward, f"all {len(passed)} tests passed")
         first = reasons[list(passed).index(False)]
         count = "" if self._all_or_nothing else f"{sum(passed)} of {len(passed)} tests passed; "
-        return TestGrade(reward, f"{count}failed: {first}"[:_MAX_REASON], sum(passed), len(passed))
+        return Grade(reward, f"{count}failed: {first}"[:_MAX_REASON])
 
-    def _none(self, reason: str, tests: int) -> TestGrade:
-        return TestGrade(0.0, reason[:_MAX_REASON], 0, tests)
+
+def _nothing(reason: str) -> Grade:
+    return Grade(0.0, reason[:_MAX_REASON])
 
 
 def _lines(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.config import config
 from components.environments.environment import Environment, environment_factory
+from components.environments.sandbox.limits import Isolation
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.renderer import Renderer, make_renderer
 from components.rollout.tokenizer import Tokenizer
@@ -19,13 +20,15 @@ class EnvironmentConfig:
     """What the policy acts in.
 
     `use` names a class as `module:Class` or a built-in one; `options` are its constructor's arguments; `limits` cut its
-    episodes.
+    episodes. `isolation` is for environments that run code of a model: `sandbox` (the default: a run that cannot have
+    it is refused) or `process` (limits alone, with no claim of safety).
     """
 
     use: str
     options: Mapping[str, Any] = Field(default_factory=dict)
     renderer: Literal["plain", "compact", "chatml", "gemma"] = "chatml"
     limits: EpisodeLimits = EpisodeLimits()
+    isolation: Isolation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +47,5 @@ class Player:
 
 def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer) -> Player:
     """The player of a recipe. Raises ConfigError for an environment, option or tokenizer that does not fit."""
-    factory = environment_factory(settings.use, settings.options)
+    factory = environment_factory(settings.use, settings.options, isolation=settings.isolation)
     return Player(factory, make_renderer(settings.renderer, tokenizer), settings.limits)

@@ -33,7 +33,7 @@ def write_tasks(*, section: str, environment: str, seed: int, folder: str) -> di
     """
     settings = from_json(PrepareConfig, section, where="prepare_data")
     world = from_json(EnvironmentConfig, environment, where="environment")
-    source = environment_factory(world.use, world.options)()
+    source = environment_factory(world.use, world.options, isolation=world.isolation)()
     limits = {"train": settings.train_tasks, "test": settings.test_tasks}
     tasks = {split: _checked(islice(tasks_of(source, split), limits[split]), split, world.use) for split in SPLITS}
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,15 @@ from typing import Any
 
 from components.errors import ConfigError
 from pipeline.commands.command import BAD_INPUT, OK, Command, add_json, add_recipe
-from pipeline.doctor import GIB, ISOLATION, diagnose, problem_record
+from pipeline.doctor import GIB, diagnose, problem_record
 from pipeline.recipe import load_recipe, parse_assignments
+
+ISOLATION = {
+    "none": "Isolation: none is needed, as the environment runs no code of the model",
+    "sandbox": "Isolation: code of the model runs in namespaces of its own, without network, files or rights",
+    "process": "Isolation: code of the model runs in limited processes, with no claim of safety",
+    "unavailable": "Isolation: this machine cannot isolate code of the model",
+}
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -17,7 +24,7 @@ def doctor(options: argparse.Namespace) -> int:
         diagnosis = diagnose(load_recipe(options.recipe, parse_assignments(options.set)))
     except ConfigError as error:
         problems = [problem_record(problem) for problem in error.problems]
-        diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": ISOLATION}
+        diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": "none"}
     print(json.dumps(diagnosis) if options.json else _text(diagnosis))
     return OK if diagnosis["valid"] else BAD_INPUT
 
@@ -45,7 +52,7 @@ def _text(diagnosis: Mapping[str, Any]) -> str:
             *(f"  {key:<{width}}  {value / GIB:8.3f} GiB" for key, value in plan.items()),
         ]
         lines.append(f"  {'total, estimated':<{width}}  {diagnosis['memory_plan']['total_gib_estimate']:8.3f} GiB")
-    return "\n".join([*lines, "", f"Tools and graders are isolated by: {diagnosis['isolation']}"])
+    return "\n".join([*lines, "", ISOLATION[diagnosis["isolation"]]])
 
 
 COMMAND = Command("doctor", doctor, add_arguments)

@@ -25,7 +25,7 @@ def test_the_smoke_recipe_is_healthy_and_its_objective_is_spelled_out() -> None:
     assert diagnosis["valid"] is True
     assert diagnosis["problems"] == []
     assert "clip(ratio, 1 - 0.2, 1 + 0.2)" in diagnosis["objective"]
-    assert diagnosis["isolation"] == "process"
+    assert diagnosis["isolation"] == "none"
 
 
 def test_a_correction_for_staleness_is_spelled_out_with_its_bounds() -> None:

@@ -7,11 +7,11 @@ from components.environments.sandbox.limits import Isolation
 from components.errors import SandboxFailedError
 
 ADVICE = (
-    "this machine cannot isolate code that a model wrote: {reason}. It takes Linux on x86-64 or ARM64 on which a process "
+    "this machine cannot isolate code that a model wrote: {reason}. It takes Linux on x86-64 or ARM64 where a process "
     "may make user, mount, network and process namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container a seccomp and AppArmor profile that allows unshare "
-    "and mount). Where code of strangers cannot do harm (a machine of its own, a pod under gVisor: "
-    "platform.runtime_class), say environment.isolation: process"
+    "and mount). Where such code can do no harm (a machine of its own, a pod under gVisor: platform.runtime_class), "
+    "say environment.isolation: process"
 )
 
 

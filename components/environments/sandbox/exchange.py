@@ -175,7 +175,9 @@ class Peer:
     def _send(self, message: Mapping[str, Any]) -> None:
         text = json.dumps(message).encode() + b"\n"
         if len(text) > MAX_MESSAGE:
-            text = json.dumps({"raised": [["MemoryError"], f"a value of {len(text)} bytes is too long"]}).encode() + b"\n"
+            text = (
+                json.dumps({"raised": [["MemoryError"], f"a value of {len(text)} bytes is too long"]}).encode() + b"\n"
+            )
         try:
             self._socket.sendall(text)
         except OSError:
@@ -215,9 +217,8 @@ class Remote:
         number: int = object.__getattribute__(self, "_number")
         return number
 
-    def __exit__(self, *error: Any) -> bool:
+    def __exit__(self, *error: Any) -> None:
         _ask(self, "method", name="__exit__", args=(None, None, None), named={})
-        return False
 
     def __bool__(self) -> bool:
         raise TypeError("an object of the program's own class is neither true nor false here; look at its values")

@@ -55,7 +55,7 @@ class Lane:
         self._closed = False
 
     def start(self) -> None:
-        """Start the template process if there is none. Raises SandboxFailedError with what the system does not allow."""
+        """Start the template process if there is none. Raises SandboxFailedError with what is not allowed here."""
         if self._closed:
             raise SandboxFailedError("the sandbox is closed")
         if self._control is not None:

@@ -12,6 +12,9 @@ from components.config import config
 Isolation = Literal["sandbox", "process"]
 """`sandbox`: namespaces, a filter of system calls, and limits. `process`: limits alone, with no claim of safety."""
 
+DEFAULT_ISOLATION: Isolation = "sandbox"
+"""What a recipe gets that says nothing. Nothing weaker is taken instead of it."""
+
 
 @config
 class Limits:
@@ -29,6 +32,9 @@ class Limits:
     output_bytes: Annotated[int, Field(ge=1, le=16_000_000)] = 64_000
     folder_megabytes: Annotated[int, Field(ge=1)] = 32
     files: Annotated[int, Field(ge=16)] = 1000
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class Outcome(StrEnum):

@@ -1,8 +1,8 @@
 """Pieces of code -> executions, several at a time, none of which can reach another or anything else.
 
-    sandbox = open_sandbox("sandbox")          # ConfigError where this machine has none
-    execution = await sandbox.run("print(6 * 7)")
-    execution.stdout, execution.outcome        # "42\\n", Outcome.FINISHED
+sandbox = open_sandbox("sandbox")          # ConfigError where this machine has none
+execution = await sandbox.run("print(6 * 7)")
+execution.stdout, execution.outcome        # "42\\n", Outcome.FINISHED
 """
 
 import asyncio
@@ -21,11 +21,9 @@ from typing import Any
 
 from components.environments.sandbox.detection import reason_against
 from components.environments.sandbox.lane import Lane, Work
-from components.environments.sandbox.limits import Execution, Isolation, Limits
+from components.environments.sandbox.limits import DEFAULT_LIMITS, Execution, Isolation, Limits
 from components.environments.sandbox.reading import Ended
 from components.errors import ConfigError, Problem, SandboxFailedError
-
-_DEFAULT = Limits()
 
 
 class Sandbox:
@@ -47,7 +45,7 @@ class Sandbox:
         self.close()
 
     async def run(
-        self, code: str, *, stdin: str = "", limits: Limits = _DEFAULT, folder: "Folder | None" = None
+        self, code: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS, folder: "Folder | None" = None
     ) -> Execution:
         """Run Python code. Its working directory is `folder`, or a fresh one that is removed afterwards.
 
@@ -60,7 +58,7 @@ class Sandbox:
         order: Mapping[str, Any],
         *,
         stdin: str = "",
-        limits: Limits = _DEFAULT,
+        limits: Limits = DEFAULT_LIMITS,
         folder: "Folder | None" = None,
         link: socket.socket | None = None,
     ) -> Ended:
@@ -76,7 +74,7 @@ class Sandbox:
             queue.waiting -= 1
 
     async def judge(
-        self, code: str, tests: Mapping[str, Any], *, limits: Limits = _DEFAULT
+        self, code: str, tests: Mapping[str, Any], *, limits: Limits = DEFAULT_LIMITS
     ) -> tuple[Execution, Execution, Mapping[str, Any]]:
         """Run a program that answers calls, and beside it, out of its reach, the tests that call it (judge.py).
 
@@ -93,7 +91,7 @@ class Sandbox:
         finally:
             queue.waiting -= 1
 
-    async def open_folder(self, limits: Limits = _DEFAULT) -> "Folder":
+    async def open_folder(self, limits: Limits = DEFAULT_LIMITS) -> "Folder":
         """A folder that is kept from one execution to the next, until it is closed."""
         with self._lock:
             name, queue = f"{next(self._names)}", min(self._lanes, key=lambda each: each.folders)

@@ -1,8 +1,8 @@
 """The program that forks: Python, already started, that becomes one execution after another.
 
 It is started as a program of its own by lane.py, has one thread, an empty environment and nothing but the standard
-library, and never sees a text of the model or a test: what is to run goes by a file descriptor straight to the fork that
-runs it. So a fork finds nothing in its memory but what any Python has.
+library, and never sees a text of the model or a test: what is to run goes by a file descriptor straight to the fork
+that runs it. So a fork finds nothing in its memory but what any Python has.
 
 Orders come as one line of JSON each, with five or six descriptors (payload, stdin, stdout, stderr, report, and a link
 for graders) where there is something to run. Answers are lines of JSON. While something runs, the byte `k` kills it.
@@ -31,6 +31,7 @@ def main(control_number: int, isolation: str) -> None:
     """Answer orders until the other side is gone. The first answer says whether the isolation could be set up."""
     control = socket.socket(fileno=control_number)
     sys.path[:] = [path for path in sys.path if path.startswith((sys.base_prefix, sys.base_exec_prefix, "/usr"))]
+    driver.preload()
     wake, ring = os.pipe()
     os.set_blocking(ring, False)
     os.set_blocking(wake, False)
@@ -67,11 +68,9 @@ class _Rooms:
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
-        with contextlib.suppress(OSError):
-            # Where memory runs out, what a model wrote is what the system should end.
-            with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
-                file.write("500")
-        self.outside = os.geteuid()
+        # Where memory runs out, what a model wrote is what the system should end.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
+            file.write("500")
         self.user = rooms.enter_world()
 
     def obey(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
@@ -217,8 +216,8 @@ def _children() -> list[int]:
 
 def _wait(control: socket.socket, told: int, seconds: float) -> str:
     """Until `told` can be read ("told"), the owner says so ("kill") or is gone ("gone"), or the time is up ("time")."""
-    ready, _, _ = select.select([control, told], [], [], max(seconds, 0))
-    if control in ready:
+    ready, _, _ = select.select([control.fileno(), told], [], [], max(seconds, 0))
+    if control.fileno() in ready:
         return "kill" if control.recv(1) == b"k" else "gone"
     return "told" if told in ready else "time"
 
@@ -272,7 +271,7 @@ def _limit(order: Mapping[str, Any], spare_processes: int | None) -> None:
         resource.RLIMIT_CORE: (0, 0),
     }
     if _ON_LINUX:
-        limits |= {kind: (0, 0) for kind in (resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)}
+        limits |= dict.fromkeys((resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE), (0, 0))
     if spare_processes is not None:
         limits[resource.RLIMIT_NPROC] = (order["processes"] + spare_processes,) * 2
     for kind, (soft, hard) in limits.items():
