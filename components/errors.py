@@ -77,9 +77,12 @@ class RolloutError(HeadraceError):
     """An episode broke at a boundary to the outside. `kind` is the boundary; counters are kept by it.
 
     A failed episode is never reward 0: it is left out of its group's statistics, counted, and retried up to a bound.
+    Where it came out of a tool, `tool` is the tool's name and `seconds` what the call took.
     """
 
     kind = "rollout"
+    tool: str | None = None
+    seconds: float = 0.0
 
 
 class EnvironmentFailedError(RolloutError):

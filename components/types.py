@@ -7,7 +7,7 @@ task are a `Group`; a trajectory laid flat for the trainer is a `Sample`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Role(StrEnum):
@@ -48,12 +48,40 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. `answer` is the gold answer where there is one; `data` is whatever else its environment needs."""
+    """One problem. `answer` is the gold answer where there is one; `data` is whatever else its environment needs.
+
+    `limits` lowers the recipe's limits of an episode for this task, by their names: {"max_turns": 2, "max_seconds": 5}.
+    """
 
     id: str
     prompt: str
     answer: str | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, int | float] = field(default_factory=dict)
+
+
+class CallOutcome(StrEnum):
+    """How a call of a tool ended. All but OK and BROKEN are texts that the policy reads as errors.
+
+    The arguments did not fit, the tool refused them, it raised, it took too long, there is no tool of that name; or the
+    infrastructure broke, and the episode with it.
+    """
+
+    OK = "ok"
+    ARGUMENTS = "arguments"
+    REFUSED = "refused"
+    RAISED = "raised"
+    TIMEOUT = "timeout"
+    UNKNOWN = "unknown"
+    BROKEN = "broken"
+
+
+class CallRecord(NamedTuple):
+    """One call of a tool: its name, how it ended, and its wall time in seconds, waiting for its turn included."""
+
+    tool: str
+    outcome: CallOutcome
+    seconds: float
 
 
 class FinishReason(StrEnum):
@@ -111,12 +139,14 @@ class Policy(Protocol):
 class Turn:
     """A completion and the whole prompt that it answers. The next turn's prompt extends prompt + completion.
 
-    `reward` is the part of the episode's reward that the environment says was earned by this turn.
+    `reward` is the part of the episode's reward that the environment says was earned by this turn; `calls` are the
+    tools that it called, in the order of the calls.
     """
 
     prompt_ids: tuple[int, ...]
     completion: Completion
     reward: float = 0.0
+    calls: tuple[CallRecord, ...] = ()
 
 
 class Outcome(StrEnum):

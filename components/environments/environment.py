@@ -10,17 +10,23 @@ import importlib
 import inspect
 import time
 from abc import ABC, ABCMeta, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from components.environments import json_schema
 from components.environments.rewards import Grade, Reward
 from components.environments.sandbox.limits import DEFAULT_ISOLATION, Isolation
 from components.environments.sizes import encodable
 from components.environments.tools import Tool, ToolResult, call_function
-from components.errors import ConfigError, DataError, HeadraceError, Problem
-from components.types import MalformedCall, Message, Role, Task, ToolCall
+from components.errors import ConfigError, DataError, HeadraceError, Problem, RolloutError
+from components.telemetry.spans import count, record
+from components.types import CallOutcome, CallRecord, MalformedCall, Message, Role, Task, ToolCall
+
+T = TypeVar("T")
+
+UNKNOWN_TOOL = "(unknown)"
+"""The name under which calls of tools that are not there are recorded."""
 
 BUILT_IN = {
     "arithmetic": "components.environments.arithmetic:Arithmetic",
@@ -30,12 +36,16 @@ BUILT_IN = {
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What the tools did in one step. `errors` are calls whose reply is flagged as an error; `seconds` is wall time."""
+    """What the tools did in one step. `errors` are calls whose reply is flagged as an error; `seconds` is wall time.
+
+    `records` says of each call which tool it was, how it ended and how long it took.
+    """
 
     calls: int = 0
     errors: int = 0
     malformed: int = 0
     seconds: float = 0.0
+    records: tuple[CallRecord, ...] = ()
 
     def __add__(self, other: "ToolUse") -> "ToolUse":
         return ToolUse(
@@ -43,6 +53,7 @@ class ToolUse:
             errors=self.errors + other.errors,
             malformed=self.malformed + other.malformed,
             seconds=self.seconds + other.seconds,
+            records=self.records + other.records,
         )
 
 
@@ -152,28 +163,64 @@ class ToolEnvironment(ABC):
         """Give back what the episode holds: nothing, unless a subclass says so."""
 
     async def run_calls(self, message: Message) -> tuple[list[Message], ToolUse]:
-        """Run all calls of a message at the same time; replies in the order of the calls, malformed ones last."""
+        """Run all calls of a message at the same time; replies in the order of the calls, malformed ones last.
+
+        Where the infrastructure of one breaks, the others are cancelled, and its RolloutError is raised.
+        """
         started = time.perf_counter()
-        results = await asyncio.gather(*(self._run_call(call) for call in message.tool_calls))
+        if len(message.tool_calls) == 1:
+            ended = [await self._run_call(message.tool_calls[0])]
+        else:
+            ended = await _together([self._run_call(call) for call in message.tool_calls])
         # JSON that a policy writes can spell a lone surrogate, in a name, too.
         replies = [
             Message(Role.TOOL, encodable(result.text), name=encodable(call.name))
-            for call, result in zip(message.tool_calls, results, strict=True)
+            for call, (result, _) in zip(message.tool_calls, ended, strict=True)
         ]
         replies += [Message(Role.TOOL, encodable(_refusal(call))) for call in message.malformed_calls]
         return replies, ToolUse(
-            calls=len(results),
-            errors=sum(result.is_error for result in results),
+            calls=len(ended),
+            errors=sum(result.is_error for result, _ in ended),
             malformed=len(message.malformed_calls),
             seconds=time.perf_counter() - started,
+            records=tuple(record for _, record in ended),
         )
 
-    async def _run_call(self, call: ToolCall) -> ToolResult:
+    async def _run_call(self, call: ToolCall) -> tuple[ToolResult, CallRecord]:
         for tool in self.tools:
             if tool.name == call.name:
-                return await tool.call(call.arguments)
+                return await _recorded(tool, call)
         known = ", ".join(tool.name for tool in self.tools) or "none"
-        return ToolResult(f'error: there is no tool "{call.name}"; tools: {known}', is_error=True)
+        text = f'error: there is no tool "{call.name}"; tools: {known}'
+        # A policy can write any number of names: they are counted as one.
+        return ToolResult(text, CallOutcome.UNKNOWN), CallRecord(UNKNOWN_TOOL, CallOutcome.UNKNOWN, 0.0)
+
+
+async def _recorded(tool: Tool, call: ToolCall) -> tuple[ToolResult, CallRecord]:
+    """The call's result, and the record of it; a RolloutError carries the tool's name and the seconds."""
+    started = time.perf_counter()
+    outcome = CallOutcome.BROKEN
+    try:
+        result = await tool.call(call.arguments)
+        outcome = result.outcome
+    except RolloutError as error:
+        error.tool, error.seconds = tool.name, time.perf_counter() - started
+        raise
+    finally:
+        ended = time.perf_counter()
+        record("tool", started, ended, tool=tool.name, outcome=outcome.value)
+        count("tool_calls", tool=tool.name, outcome=outcome.value)
+    return result, CallRecord(tool.name, outcome, ended - started)
+
+
+async def _together(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All of them at the same time; the first error cancels the others, and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as running:
+            tasks = [running.create_task(call) for call in calls]
+    except BaseExceptionGroup as wrapped:
+        raise wrapped.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def load_environment(name: str, *, where: str = "environment") -> type[Any]:

@@ -13,7 +13,7 @@ from components.environments.environment import NO_TOOL_USE, Observation, ToolUs
 from components.environments.sizes import characters_in, encodable, short_repr
 from components.environments.tools import Tool
 from components.errors import EnvironmentFailedError
-from components.types import Message, Role, ToolCall
+from components.types import CallRecord, Message, Role, ToolCall
 
 MAX_MESSAGES = 10_000
 """In one observation."""
@@ -126,6 +126,9 @@ def _check_tool_use(use: object) -> None:
     numbers = (use.calls, use.errors, use.malformed, use.seconds)
     if not all(isinstance(number, int | float) for number in numbers):
         raise _wrong("tool_use", "must hold numbers", numbers)
+    records: object = use.records
+    if not isinstance(records, tuple) or not all(type(each) is CallRecord for each in records):
+        raise _wrong("tool_use.records", "must be a tuple of CallRecord", records)
 
 
 def _wrong(where: str, rule: str, value: object) -> EnvironmentFailedError:

@@ -11,13 +11,19 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, overload
+from weakref import WeakKeyDictionary
 
 from components.environments import json_schema
+from components.environments.arguments import ArgumentsError, converting
 from components.environments.bounded import OverdueError, bounded
+from components.environments.gate import Gate, ToolLimits, TransientToolError
 from components.environments.sizes import characters_in, cut, encodable, shortened
-from components.errors import DataError, Problem, RolloutError
+from components.errors import DataError, Problem, RolloutError, ToolFailedError
+from components.types import CallOutcome
+
+__all__ = ["Tool", "ToolError", "ToolLimits", "ToolResult", "TransientToolError", "tool", "tool_from_definition"]
 
 EMPTY_RESULT = "(empty)"
 _GRACE_SECONDS = 1.0
@@ -30,17 +36,23 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What the policy reads. `is_error` is true when the call was refused, raised or timed out."""
+    """What the policy reads, and how the call ended."""
 
     text: str
-    is_error: bool = False
+    outcome: CallOutcome = CallOutcome.OK
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the arguments did not fit, or the call was refused, raised or timed out."""
+        return self.outcome is not CallOutcome.OK
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function with a name, a description and a JSON Schema of its arguments.
 
-    `timeout` is in seconds. `max_characters` limits the text of a result; what is over it is cut, with a note.
+    `timeout` is in seconds. `max_characters` limits the text of a result; what is over it is cut, with a note. `gate`
+    is what its calls of all episodes pass through, where it has limits.
     """
 
     name: str
@@ -49,6 +61,7 @@ class Tool:
     function: Callable[..., Any]
     timeout: float = 10.0
     max_characters: int = 8000
+    gate: Gate | None = field(default=None, compare=False, repr=False)
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -60,9 +73,10 @@ class Tool:
     def text_argument(self) -> str | None:
         """The name of the single required argument when it is a string: what `<tool>text</tool>` fills in."""
         required = list(self.parameters.get("required", ()))
-        if len(required) != 1 or self.parameters["properties"][required[0]].get("type") != "string":
+        if len(required) != 1:
             return None
-        return required[0]
+        schema = self.parameters.get("properties", {}).get(required[0], {})
+        return required[0] if schema.get("type") == "string" else None
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Check the arguments, run the function, and turn whatever comes of it into text.
@@ -72,35 +86,91 @@ class Tool:
         """
         faults = json_schema.problems(arguments, self.parameters)
         if faults:
-            return ToolResult(encodable(f"error: {self.name}: {'; '.join(faults)}"), is_error=True)
+            text = encodable(f"error: {self.name}: {'; '.join(faults)}")
+            return ToolResult(cut(text, _MAX_ERROR), CallOutcome.ARGUMENTS)
         try:
-            value = await bounded(call_function(self.function, arguments), self.timeout, grace=_GRACE_SECONDS)
+            value = await (self.gate.call(lambda: self._run(arguments)) if self.gate else self._run(arguments))
             return ToolResult(encodable(await _bounded_text(value, self.max_characters)))
         except RolloutError:
             raise
+        except TransientToolError as error:
+            raise ToolFailedError(f"tool {self.name} failed: {words_of(error)}") from error
         except OverdueError:
-            return ToolResult(f"error: {self.name} took longer than {self.timeout:g} seconds", is_error=True)
+            return ToolResult(f"error: {self.name} took longer than {self.timeout:g} seconds", CallOutcome.TIMEOUT)
+        except ArgumentsError as error:
+            return ToolResult(cut(f"error: {self.name}: {words_of(error)}", _MAX_ERROR), CallOutcome.ARGUMENTS)
+        except ToolError as error:
+            return ToolResult(cut(f"error: {words_of(error)}", _MAX_ERROR), CallOutcome.REFUSED)
         except Exception as error:  # The boundary to code of others: its faults are the policy's to read.
-            told = words_of(error) if isinstance(error, ToolError) else error_text(error)
-            return ToolResult(cut(f"error: {told}", _MAX_ERROR), is_error=True)
+            return ToolResult(cut(f"error: {error_text(error)}", _MAX_ERROR), CallOutcome.RAISED)
+
+    async def _run(self, arguments: Mapping[str, Any]) -> Any:
+        return await bounded(call_function(self.function, arguments), self.timeout, grace=_GRACE_SECONDS)
+
+
+@overload
+def tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    timeout: float = 10.0,
+    max_characters: int = 8000,
+    limits: ToolLimits | None = None,
+) -> Tool:
+    """Make a tool of a function."""
+    ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    timeout: float = 10.0,
+    max_characters: int = 8000,
+    limits: ToolLimits | None = None,
+) -> Callable[[Callable[..., Any]], Tool]:
+    """A decorator with options."""
+    ...
 
 
 def tool(
-    function: Callable[..., Any], *, name: str | None = None, timeout: float = 10.0, max_characters: int = 8000
-) -> Tool:
-    """Make a tool of a function, or of a bound method, with type annotations. Usable as a decorator.
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    timeout: float = 10.0,
+    max_characters: int = 8000,
+    limits: ToolLimits | None = None,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function, or of a bound method, with type annotations. A decorator, bare or with options.
 
-    Its name is the function's, its description the docstring up to "Args:", its schema the signature's.
+    Its name is the function's, its description the docstring up to "Args:", its schema the signature's. An argument
+    that is annotated as a dataclass, an Enum or a pydantic model arrives as one.
+
+    `limits` hold over all episodes: for a method, whichever object it is bound to. A function that is defined anew in
+    each episode is a new tool each time; make that tool once.
     """
+    if function is None:
+        return lambda given: tool(given, name=name, timeout=timeout, max_characters=max_characters, limits=limits)
     description = (inspect.getdoc(function) or "").split("\nArgs:")[0].strip()
+    called = name or function.__name__
     return Tool(
-        name=name or function.__name__,
+        name=called,
         description=" ".join(description.split()),
         parameters=json_schema.from_signature(function),
-        function=function,
+        function=converting(function),
         timeout=timeout,
         max_characters=max_characters,
+        gate=_gate_of(function, called, limits) if limits and limits != ToolLimits() else None,
     )
+
+
+_gates: WeakKeyDictionary[Callable[..., Any], dict[tuple[str, ToolLimits], Gate]] = WeakKeyDictionary()
+
+
+def _gate_of(function: Callable[..., Any], name: str, limits: ToolLimits) -> Gate:
+    """One gate for a function, so that a method, which is bound anew for each episode, has one for all of them."""
+    known = _gates.setdefault(function.__func__ if inspect.ismethod(function) else function, {})
+    return known.setdefault((name, limits), Gate(name, limits))
 
 
 def tool_from_definition(definition: Mapping[str, Any], function: Callable[..., Any], *, where: str = "tool") -> Tool:

@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, ParamSpec, TypeVar, no_type_check
 
 from pydantic import Field
 
-from components.config import config
+from components.config import config, load
 from components.environments.bounded import OverdueError, SelfCancelledError, bounded
 from components.environments.environment import NO_TOOL_USE, Environment, Observation, ToolUse
 from components.environments.intake import characters_of, characters_of_tools, checked_observation, checked_tools
@@ -24,6 +24,8 @@ from components.errors import (
 )
 from components.rollout.renderer import Renderer
 from components.types import (
+    CallOutcome,
+    CallRecord,
     Completion,
     Failure,
     FinishReason,
@@ -58,6 +60,13 @@ class EpisodeLimits:
     max_observation_characters: Annotated[int, Field(ge=1)] = 1_000_000
     max_close_seconds: Annotated[float, Field(gt=0)] = 5.0
 
+    def lowered_by(self, limits: Mapping[str, int | float]) -> "EpisodeLimits":
+        """These, and where a task asks for less, that. Raises ConfigError for a name or a value that is none."""
+        if not limits:
+            return self
+        own, asked = asdict(self), asdict(load(EpisodeLimits, limits, where="limits"))
+        return replace(self, **{name: min(own[name], asked[name]) for name in limits})
+
 
 async def run_episode(
     policy: Policy,
@@ -73,6 +82,7 @@ async def run_episode(
     The environment lives in one task of its own from reset to close, so that it may hold on to what belongs to a task.
     It cannot outlive its limits by catching its cancellation, nor pass for cancelled when nobody cancelled it.
     """
+    limits = limits.lowered_by(task.limits)
     episode = _Episode(policy, environment, renderer, task, limits, sequence, started=time.perf_counter())
     try:
         await bounded(episode.act(), limits.max_seconds, grace=limits.max_close_seconds + 1)
@@ -175,14 +185,15 @@ class _Episode:
         observation = checked_observation(answer, self.limits.max_observation_characters)
         self.messages.extend(observation.messages)
         if observation.tool_use is not NO_TOOL_USE:
-            self.tool_use += observation.tool_use
+            self.tool_use += replace(observation.tool_use, records=())
         return observation
 
     def _credit(self, observation: Observation) -> None:
-        """What the last turn has earned, where the environment says so."""
+        """What the last turn has earned, where the environment says so, and which tools it called."""
         reward = as_reward(observation.reward, where=f"the observation of task {self.task.id}")
-        if reward:
-            self.turns[-1] = replace(self.turns[-1], reward=reward)
+        calls = observation.tool_use.records
+        if reward or calls:
+            self.turns[-1] = replace(self.turns[-1], reward=reward, calls=calls)
 
     async def _close(self) -> None:
         limit = asyncio.timeout(self.limits.max_close_seconds)
@@ -198,6 +209,9 @@ class _Episode:
 
     def fail(self, error: RolloutError) -> None:
         """The first failure is the cause of the others."""
+        if error.tool is not None and self.failure is None and self.turns:
+            call = CallRecord(error.tool, CallOutcome.BROKEN, error.seconds)
+            self.turns[-1] = replace(self.turns[-1], calls=(*self.turns[-1].calls, call))
         self.failure = self.failure or Failure(kind=error.kind, message=words_of(error))
 
     def overdue(self) -> EpisodeTimeoutError:

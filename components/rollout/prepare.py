@@ -11,7 +11,8 @@ from pydantic import Field
 
 from components.config import config, from_json
 from components.environments.environment import environment_factory, tasks_of
-from components.errors import DataError, Problem
+from components.errors import ConfigError, DataError, Problem
+from components.rollout.episode import EpisodeLimits
 from components.rollout.player import EnvironmentConfig
 from components.types import Task
 
@@ -72,6 +73,10 @@ def _checked(tasks: Iterable[Task], split: str, use: str) -> list[Task]:
             problems.append(Problem(where, task.id, "the prompt is empty"))
         if task.id in ids:
             problems.append(Problem(where, task.id, "the id stands twice; every task needs an id of its own"))
+        try:
+            EpisodeLimits().lowered_by(task.limits)
+        except ConfigError as error:
+            problems += [Problem(f"{where}: {each.where}", each.value, each.message) for each in error.problems]
         ids.add(task.id)
         kept.append(task)
     if not kept:

@@ -10,7 +10,18 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from components.training.history import Ended, Event
-from components.types import Completion, Failure, FinishReason, Message, Outcome, Task, Trajectory, Turn
+from components.types import (
+    CallOutcome,
+    CallRecord,
+    Completion,
+    Failure,
+    FinishReason,
+    Message,
+    Outcome,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 _KINDS: Mapping[str, type[Event]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 _READERS = {kind: TypeAdapter(kind) for kind in _KINDS.values() if kind is not Ended}
@@ -72,6 +83,7 @@ def _turns(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
             "versions": version_runs(completion.versions),
             "finish_reason": completion.finish_reason,
             "reward": turn.reward,
+            **({"calls": turn.calls} if turn.calls else {}),
         }
         before = len(turn.prompt_ids) + len(completion.token_ids)
 
@@ -100,5 +112,6 @@ def _read_turns(turns: Sequence[Mapping[str, Any]]) -> Iterator[Turn]:
             finish_reason=FinishReason(turn["finish_reason"]),
         )
         prompt_ids = (*context, *turn["added_ids"])
-        yield Turn(prompt_ids=prompt_ids, completion=completion, reward=turn.get("reward", 0.0))
+        calls = tuple(CallRecord(tool, CallOutcome(ended), seconds) for tool, ended, seconds in turn.get("calls", ()))
+        yield Turn(prompt_ids=prompt_ids, completion=completion, reward=turn.get("reward", 0.0), calls=calls)
         context = (*prompt_ids, *completion.token_ids)

@@ -98,7 +98,10 @@ class TrajectoryLines:
 
 
 def trajectory_record(step: int, trajectory: Trajectory, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
-    """A trajectory as `trajectories.jsonl` holds it; without a tokenizer it has no `turns`."""
+    """A trajectory as `trajectories.jsonl` holds it; without a tokenizer it has no `turns`.
+
+    `calls` are its calls of tools, each [turn, tool, outcome, seconds].
+    """
     return {
         "step": step,
         "task_id": trajectory.task.id,
@@ -118,6 +121,11 @@ def trajectory_record(step: int, trajectory: Trajectory, tokenizer: Tokenizer | 
         "tool_calls": trajectory.tool_calls,
         "tool_errors": trajectory.tool_errors,
         "malformed_calls": trajectory.malformed_calls,
+        "calls": [
+            [number, call.tool, call.outcome, round(call.seconds, 4)]
+            for number, turn in enumerate(trajectory.turns)
+            for call in turn.calls
+        ],
         "messages": [_message(message) for message in trajectory.messages],
         **({"turns": _turns(trajectory.turns, tokenizer)} if tokenizer and trajectory.turns else {}),
     }

@@ -54,7 +54,9 @@ def test_the_schema_comes_from_signature_and_docstring():
                     "order": {"enum": ["newest", "best"]},
                     "tags": {"type": "array", "items": {"type": "string"}},
                     "near": {"anyOf": [{"type": "number"}, {"type": "null"}]},
-                    "options": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+                    "options": {
+                        "anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, {"type": "null"}]
+                    },
                 },
                 "required": ["query"],
             },
@@ -83,6 +85,7 @@ def test_a_method_becomes_a_tool_without_self():
         ({"query": "x", "limit": True}, 'error: search: "limit" must be an integer, not True'),
         ({"query": "x", "order": "old"}, "error: search: \"order\" must be one of 'newest', 'best', not 'old'"),
         ({"query": "x", "tags": ["a", 1]}, 'error: search: "tags[1]" must be a string, not 1'),
+        ({"query": "x", "options": {"a": "b"}}, "error: search: \"options.a\" must be an integer, not 'b'"),
         ({"query": "x", "near": "here"}, "error: search: \"near\" must be a number, not 'here'"),
     ],
 )

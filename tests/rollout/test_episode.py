@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from components.environments.environment import Observation
+from components.errors import ConfigError
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.types import Message, Outcome, Role, SequenceId, Task, Trajectory
 from tests.fakes import ByteRenderer, EchoEnvironment, ScriptedPolicy
@@ -149,3 +150,22 @@ def test_messages_tell_the_whole_conversation():
         Message(Role.TOOL, "!"),
         Message(Role.ASSISTANT, "ok"),
     )
+
+
+def test_a_task_may_lower_the_limits_of_the_recipe_but_not_raise_them():
+    limits = EpisodeLimits(max_turns=5, max_new_tokens=16)
+
+    def play(**lowered):
+        task = Task("0", "hi", limits=lowered)
+        policy = ScriptedPolicy("abc")
+        episode = run_episode(policy, EchoEnvironment(), ByteRenderer(), task, limits=limits, sequence=SequenceId("0"))
+        return asyncio.run(episode), policy
+
+    trajectory, policy = play(max_turns=2, max_new_tokens=99)
+    assert (trajectory.cut_by, len(trajectory.turns), policy.asked[0][1]) == ("turns", 2, 16)
+    trajectory, policy = play(max_new_tokens=2)
+    assert (trajectory.cut_by, policy.asked[0][1]) == ("length", 2)
+    with pytest.raises(ConfigError, match=r"limits\.max_turn: unknown key; did you mean max_turns"):
+        play(max_turn=2)
+    with pytest.raises(ConfigError, match=r"limits\.max_seconds"):
+        play(max_seconds=-1)

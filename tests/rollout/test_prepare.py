@@ -67,3 +67,22 @@ def test_a_damaged_line_is_told_with_its_number(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"id": "a", "prompt": "x"}\n{"id": "b", "promt": "x"}\n')
     with pytest.raises(DataError, match=r"train\.jsonl:2: is no task"):
         read_tasks(tmp_path, "train")
+
+
+class Limited(Listed):
+    """Gives each task the limits that its prompt spells."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return (Task(name, prompt, "0", limits=json.loads(prompt)) for name, prompt in self._listed[split])
+
+
+def test_limits_travel_with_a_task_and_a_limit_that_is_none_is_told(tmp_path: Path) -> None:
+    def write_limited(prompt: str) -> None:
+        options = {"train": [["a", prompt]], "test": [["b", "{}"]]}
+        environment = json.dumps({"use": f"{__name__}:Limited", "options": options})
+        write_tasks(section="{}", environment=environment, seed=0, folder=str(tmp_path))
+
+    write_limited('{"max_turns": 2, "max_seconds": 1.5}')
+    assert read_tasks(tmp_path, "train")[0].limits == {"max_turns": 2, "max_seconds": 1.5}
+    with pytest.raises(DataError, match=r"task 0 of split train: limits\.max_turn: unknown key"):
+        write_limited('{"max_turn": 2}')

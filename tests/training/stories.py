@@ -1,6 +1,8 @@
 """Trajectories and events for tests of the journal: small, and with everything in them that is hard to write down."""
 
 from components.types import (
+    CallOutcome,
+    CallRecord,
     Completion,
     Failure,
     FinishReason,
@@ -34,7 +36,10 @@ def trajectory(
     calls = (ToolCall("math.gcd", {"a": 12, "b": [1.5, None, "ü"]}),)
     return Trajectory(
         task=TASKS[task],
-        turns=(Turn((1, 2), first), Turn((1, 2, 5, 6, 9), second, reward=-0.25)),
+        turns=(
+            Turn((1, 2), first, calls=(CallRecord("math.gcd", CallOutcome.RAISED, 1 / 3),)),
+            Turn((1, 2, 5, 6, 9), second, reward=-0.25),
+        ),
         messages=(
             Message(Role.USER, "line\nbreak, \ud800 and \u2028"),
             Message(Role.ASSISTANT, "", tool_calls=calls, malformed_calls=(MalformedCall("{", "cut"),)),
