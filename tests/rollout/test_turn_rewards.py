@@ -9,7 +9,7 @@ import pytest
 from components.environments.environment import Observation
 from components.environments.rewards import Grade, Reward
 from components.rollout.episode import EpisodeLimits, run_episode
-from components.training.records import trajectory_record
+from components.training.trajectory_lines import trajectory_record
 from components.types import Message, SequenceId, Task, Trajectory
 from tests.fakes import ByteRenderer, EchoEnvironment, ScriptedPolicy
 
