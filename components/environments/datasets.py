@@ -1,15 +1,15 @@
-"""A JSONL file, local or gs://, -> tasks, and a list of every row that is none.
+"""A data set -> tasks, and a list of every row that is none.
 
 A row that lacks its prompt or its answer is never filled in: its grade would be 0 for ever.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from components import storage
+from components.environments.rows import Hub, read_rows, split_files
+from components.environments.sizes import encodable
 from components.errors import DataError, Problem
 from components.types import Task
 
@@ -22,6 +22,15 @@ class TaskFile:
 
     tasks: tuple[Task, ...]
     problems: tuple[Problem, ...] = ()
+
+
+@runtime_checkable
+class ReadsTasks(Protocol):
+    """An environment that can say which rows it left out."""
+
+    def read(self, split: str) -> TaskFile:
+        """The tasks of a split, and the rows of it that are none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +52,43 @@ def read_tasks(uri: str, fields: Fields, *, name: str = "", on_problem: OnProble
     Numbers in a field are taken as their text. Raises DataError: with "stop" for any problem, listing all of them;
     with "skip" only when no task is left.
     """
+    return _tasks([uri], fields, name, on_problem)
+
+
+def read_split(
+    source: str,
+    split: str,
+    fields: Fields,
+    *,
+    name: str = "",
+    on_problem: OnProblem = "stop",
+    hub: Hub = Hub(),  # noqa: B008
+) -> TaskFile:
+    """The tasks of a split of a data set, which may be of several files; see rows.py. Raises as `read_tasks` does."""
+    return _tasks(split_files(source, split, hub=hub), fields, name, on_problem)
+
+
+def _tasks(files: list[str], fields: Fields, name: str, on_problem: OnProblem) -> TaskFile:
     tasks: dict[str, Task] = {}
     problems: list[Problem] = []
-    # Not splitlines: a JSON text may hold U+2028, which is no end of a line.
-    for number, line in enumerate(_read_text(uri).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            task = _task(line, fields, f"{name}{number}", f"{uri}:{number}")
-            if task.id in tasks:
-                raise DataError(Problem(f"{uri}:{number}: {fields.id}", task.id, "an earlier row has this id"))
-            tasks[task.id] = task
-        except DataError as error:
-            problems += error.problems
+    for part, uri in enumerate(files):
+        unnamed = f"{name}{part}-" if len(files) > 1 else name
+        for where, row in read_rows(uri, problems):
+            try:
+                task = _task(row, fields, f"{unnamed}{where.rpartition(':')[2]}", where)
+                if task.id in tasks:
+                    raise DataError(Problem(f"{where}: {fields.id}", task.id, "an earlier row has this id"))
+                tasks[task.id] = task
+            except DataError as error:
+                problems += error.problems
     if problems and (on_problem == "stop" or not tasks):
         raise DataError(problems)
     if not tasks:
-        raise DataError(Problem(uri, "", "the file has no rows"))
+        raise DataError(Problem(", ".join(files), "", "the file has no rows"))
     return TaskFile(tuple(tasks.values()), tuple(problems))
 
 
-def _read_text(uri: str) -> str:
-    if not storage.exists(uri):
-        raise DataError(Problem(uri, uri, "there is no such file"))
-    try:
-        return storage.read_bytes(uri).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            Problem(uri, error.object[error.start : error.end], f"not UTF-8 at byte {error.start}")
-        ) from error
-
-
-def _task(line: str, fields: Fields, unnamed: str, where: str) -> Task:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(Problem(where, line, f"not JSON: {error}")) from None
-    if not isinstance(row, dict):
-        raise DataError(Problem(where, row, "a row must be a JSON object"))
+def _task(row: Mapping[str, Any], fields: Fields, unnamed: str, where: str) -> Task:
     wanted = [field for field in (fields.id, fields.prompt, fields.answer) if field is not None]
     texts, problems = _texts(row, wanted, where)
     if fields.answer in texts:
@@ -107,6 +115,8 @@ def _texts(row: Mapping[str, Any], wanted: list[str], where: str) -> tuple[dict[
             problems.append(Problem(f"{where}: {field}", sorted(row), "the row has other fields, but not this one"))
         elif not usable or not str(value).strip():
             problems.append(Problem(f"{where}: {field}", value, "must be a text or a number, and not empty"))
+        elif isinstance(value, str) and value != encodable(value):
+            problems.append(Problem(f"{where}: {field}", value, "holds a lone surrogate, which is no character"))
         else:
             texts[field] = str(value)
     return texts, problems

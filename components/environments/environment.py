@@ -31,6 +31,9 @@ UNKNOWN_TOOL = "(unknown)"
 BUILT_IN = {
     "arithmetic": "components.environments.arithmetic:Arithmetic",
     "gsm8k": "components.environments.gsm8k:Gsm8k",
+    "countdown": "components.environments.tasks.countdown:Countdown",
+    "frozen_lake": "components.environments.tasks.frozen_lake:FrozenLake",
+    "function_calls": "components.environments.tasks.function_calls:FunctionCalls",
 }
 
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from components import storage
 from components.environments.calculator import CALCULATOR
-from components.environments.datasets import Fields, OnProblem, TaskFile, read_tasks
+from components.environments.datasets import Fields, OnProblem, TaskFile, read_split
 from components.environments.environment import Observation, ToolEnvironment
 from components.environments.graders import MARK, grade_number, numbers_in
 from components.environments.rewards import Grade
@@ -25,7 +24,9 @@ WORKED_EXAMPLE = (
 
 
 class Gsm8k(ToolEnvironment):
-    """Problems from `data`: a folder with train.jsonl and test.jsonl, local or gs://. Reward 1 for the right number.
+    """Word problems and a calculator. Reward 1 for the right number.
+
+    `data` is a folder with train.jsonl and test.jsonl (or Parquet), local or gs://, or hub:openai/gsm8k#main.
 
     A model that solves none of them learns nothing from that alone. `format_weight` rewards a last line that is the
     mark and a number, `tool_weight` an episode with a call that worked; each is a named part of the reward.
@@ -59,8 +60,7 @@ class Gsm8k(ToolEnvironment):
     def read(self, split: str) -> TaskFile:
         """As `tasks`, with the rows that were left out."""
         fields = Fields(prompt="question", answer="answer", gold=gold_answer)
-        uri = storage.join(self._data, f"{split}.jsonl")
-        return read_tasks(uri, fields, name=f"gsm8k-{split}-", on_problem=self._on_problem)
+        return read_split(self._data, split, fields, name=f"gsm8k-{split}-", on_problem=self._on_problem)
 
     async def step(self, message: Message) -> Observation:
         """Run the calls, or take the text as the answer."""

@@ -68,7 +68,7 @@ def test_a_line_separator_inside_of_a_text_ends_no_row(tmp_path):
 
 def test_bytes_that_are_no_text_are_named(tmp_path):
     (tmp_path / "rows.jsonl").write_bytes(b'{"id": "\xff"}')
-    with pytest.raises(DataError, match="not UTF-8 at byte 8"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not UTF-8 at byte 8"):
         read_tasks(str(tmp_path / "rows.jsonl"), FIELDS)
 
 
