@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from components.environments import json_schema
+from components.environments.mcp_servers import McpServer, with_server_tools
 from components.environments.rewards import Grade, Reward
 from components.environments.sandbox.limits import DEFAULT_ISOLATION, Isolation
 from components.environments.sizes import encodable
@@ -115,10 +116,11 @@ class ToolEnvironment(ABC):
 
     A subclass gives `tasks` and `grade`, and, as attributes of the class or set in its constructor, `tools`,
     `system_prompt` and `examples` (messages of worked examples that stand before the question). `answer` is the text
-    of the first message without a tool call; it ends the episode.
+    of the first message without a tool call; it ends the episode. `mcp` are servers whose tools are added in `reset`.
     """
 
     tools: Sequence[Tool] = ()
+    mcp: Sequence[McpServer] = ()
     system_prompt: str | None = None
     examples: Sequence[Message] = ()
     task: Task
@@ -145,6 +147,8 @@ class ToolEnvironment(ABC):
     async def reset(self, task: Task) -> Observation:
         """Open the episode."""
         self.task, self.answer = task, None
+        if self.mcp:
+            self.tools = await with_server_tools(self.tools, self.mcp)
         return Observation(self.opening(task))
 
     async def step(self, message: Message) -> Observation:
@@ -261,11 +265,13 @@ def environment_factory(
     options: Mapping[str, Any] | None = None,
     *,
     isolation: Isolation | None = None,
+    mcp: Sequence[McpServer] = (),
     where: str = "environment",
 ) -> Callable[[], Environment]:
     """A function that makes a fresh environment. Options are checked here: one is made, and thrown away, at once.
 
     An environment that runs code of a model has an argument `isolation`, and is given `isolation` or the default.
+    Tools of the servers `mcp` are added to its own when it is reset.
 
     Raises ConfigError that names every option which is unknown, missing or of the wrong type, an isolation that has no
     effect or that is written as an option, and, as such environments raise it, one that this machine lacks.
@@ -287,8 +293,13 @@ def environment_factory(
     if faults:
         raise ConfigError([Problem(f"{where}.options", options, fault) for fault in faults])
 
+    if mcp and not issubclass(kind, ToolEnvironment):
+        raise ConfigError(Problem(f"{where}.mcp", name, "only a ToolEnvironment can take tools of a server"))
+
     def make() -> Environment:
         environment: Environment = kind(**options)
+        if isinstance(environment, ToolEnvironment) and mcp:
+            environment.mcp = (*environment.mcp, *mcp)
         return environment
 
     try:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from components.config import config
 from components.environments.environment import Environment, environment_factory
+from components.environments.mcp_servers import McpServer
 from components.environments.sandbox.limits import Isolation
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.renderer import Renderer, make_renderer
@@ -21,7 +22,7 @@ class EnvironmentConfig:
 
     `use` names a class as `module:Class` or a built-in one; `options` are its constructor's arguments; `limits` cut its
     episodes. `isolation` is for environments that run code of a model: `sandbox` (the default: a run that cannot have
-    it is refused) or `process` (limits alone, with no claim of safety).
+    it is refused) or `process` (limits alone, with no claim of safety). `mcp` are servers whose tools are added.
     """
 
     use: str
@@ -29,6 +30,7 @@ class EnvironmentConfig:
     renderer: Literal["plain", "compact", "chatml", "gemma"] = "chatml"
     limits: EpisodeLimits = EpisodeLimits()
     isolation: Isolation | None = None
+    mcp: tuple[McpServer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,5 +49,5 @@ class Player:
 
 def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer) -> Player:
     """The player of a recipe. Raises ConfigError for an environment, option or tokenizer that does not fit."""
-    factory = environment_factory(settings.use, settings.options, isolation=settings.isolation)
+    factory = environment_factory(settings.use, settings.options, isolation=settings.isolation, mcp=settings.mcp)
     return Player(factory, make_renderer(settings.renderer, tokenizer), settings.limits)
