@@ -77,7 +77,7 @@ def isolation_in_force(recipe: Recipe) -> str:
     """
     settings = recipe.environment
     try:
-        if not runs_code(load_environment(settings.use)):
+        if not runs_code(load_environment(settings.use), settings.options):
             return "none"
     except ConfigError:
         return "none"

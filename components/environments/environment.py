@@ -34,6 +34,8 @@ BUILT_IN = {
     "gsm8k": "components.environments.gsm8k:Gsm8k",
     "countdown": "components.environments.tasks.countdown:Countdown",
     "frozen_lake": "components.environments.tasks.frozen_lake:FrozenLake",
+    "multi_hop": "components.environments.tasks.multi_hop:MultiHop",
+    "text_to_sql": "components.environments.tasks.text_to_sql:TextToSql",
     "function_calls": "components.environments.tasks.function_calls:FunctionCalls",
 }
 
@@ -280,7 +282,7 @@ def environment_factory(
     kind = load_environment(name, where=where)
     if "isolation" in options:
         raise ConfigError(Problem(f"{where}.options.isolation", options["isolation"], f"write it as {where}.isolation"))
-    if runs_code(kind):
+    if runs_code(kind, options):
         options["isolation"] = isolation or DEFAULT_ISOLATION
     elif isolation is not None:
         message = f"has no effect, as {name} runs no code of a model; leave it out"
@@ -312,9 +314,14 @@ def environment_factory(
     return make
 
 
-def runs_code(kind: type) -> bool:
-    """Whether an environment runs code that a model wrote: whether its constructor has an argument `isolation`."""
-    return _defines(kind, "__init__") and "isolation" in inspect.signature(kind).parameters
+def runs_code(kind: type[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an environment runs code that a model wrote: whether its constructor has an argument `isolation`.
+
+    One that runs some with certain options only has a class method `runs_code_with(options)` that tells.
+    """
+    if not _defines(kind, "__init__") or "isolation" not in inspect.signature(kind).parameters:
+        return False
+    return not _defines(kind, "runs_code_with") or bool(kind.runs_code_with(options))
 
 
 def tasks_of(environment: Environment, split: str) -> Iterator[Task]:

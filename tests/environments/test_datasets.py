@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from components.environments.datasets import Fields, read_tasks
+from components.environments.environment import environment_factory
 from components.environments.graders import grade_number
 from components.environments.gsm8k import Gsm8k, calculator_demonstrations
 from components.environments.rewards import as_reward_parts
 from components.errors import ConfigError, DataError
 from components.types import Message, Role, ToolCall
+from tests.environments.tasks.playing import play
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 FIELDS = Fields(prompt="question", answer="answer", id="id")
@@ -136,4 +138,33 @@ def test_without_weights_the_gsm8k_reward_is_the_answer_alone(tmp_path):
 
 def test_a_weight_that_nothing_can_earn_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="tool_weight"):
-        Gsm8k(str(tmp_path), calculator=False, tool_weight=0.1)
+        Gsm8k(str(tmp_path), tool="none", tool_weight=0.1)
+
+
+def _row(tmp_path: Path) -> str:
+    answer = "6*14 = <<6*14=84>>84\nand 84-20 = <<84-20=64>>64\n#### 64"
+    return write(tmp_path, json.dumps({"question": "6 trays of 14 rolls, 20 sold?", "answer": answer}), "train.jsonl")
+
+
+@pytest.mark.parametrize("tool", ["calculator", "none"])
+def test_the_gold_solution_of_gsm8k_is_played_with_its_sums_as_calls(tmp_path, tool):
+    environment = Gsm8k(str(Path(_row(tmp_path)).parent), tool=tool)
+    (task,) = environment.tasks("train")
+    played = play(environment, task, environment.solution(task))
+    assert (played.reward, played.reasons) == (1.0, {"answer": "64 is right"})
+    assert "<<" not in environment.solution(task)[-1].content
+    calls = [each.messages[0].content for each in played.observations[1:-1]]
+    assert calls == (["84", "64"] if tool == "calculator" else [])
+    assert environment_factory("gsm8k", {"data": str(tmp_path), "tool": tool})().system_prompt
+    with pytest.raises(ConfigError, match="has no effect, as gsm8k runs no code"):
+        environment_factory("gsm8k", {"data": str(tmp_path), "tool": tool}, isolation="process")
+
+
+def test_gsm8k_with_python_runs_the_models_code_and_leaves_no_folder(tmp_path):
+    _row(tmp_path)
+    environment = environment_factory("gsm8k", {"data": str(tmp_path), "tool": "python"}, isolation="process")()
+    (task,) = environment.tasks("train")
+    played = play(environment, task, environment.solution(task))
+    assert [each.messages[0].content for each in played.observations[1:-1]] == ["84", "64"]
+    assert played.parts == {"answer": 1.0}
+    assert "Python code" in environment.system_prompt
