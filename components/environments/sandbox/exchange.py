@@ -46,7 +46,7 @@ class Peer:
     """
 
     def __init__(self, link: int, *, guarded: bool) -> None:
-        self._guarded = guarded
+        self.guarded = guarded
         self._socket = socket.socket(fileno=link)
         self._lines = self._socket.makefile("rb")
         self.held: list[Any] = []
@@ -151,7 +151,7 @@ class Peer:
 
     def _do(self, message: Mapping[str, Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         target = self.held[message["of"]]
-        if self._guarded:
+        if self.guarded:
             _check_may(target, message, arguments)
         if message["do"] == "attribute":
             return getattr(target, message["name"])
@@ -197,7 +197,8 @@ class Peer:
 class Remote:
     """Stands for an object of the other side: it can be called, asked for attributes and items, and walked through.
 
-    It decides nothing: it equals only itself, is neither true nor false, and membership is found out by walking.
+    It decides nothing: it equals only itself, membership is found out by walking, and on a guarded side it is neither
+    true nor false.
     """
 
     def __init__(self, peer: Peer, number: int) -> None:
@@ -221,6 +222,8 @@ class Remote:
         _ask(self, "method", name="__exit__", args=(None, None, None), named={})
 
     def __bool__(self) -> bool:
+        if not object.__getattribute__(self, "_peer").guarded:
+            return True
         raise TypeError("an object of the program's own class is neither true nor false here; look at its values")
 
 

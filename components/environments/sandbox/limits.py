@@ -52,7 +52,8 @@ class Execution:
     """What came of it.
 
     `value` is the repr of the last expression, None where there is none. `error` is a short traceback, or what ended
-    it, in words. `exit_code` is None where a signal or a limit ended it. `cpu_seconds` is of all its processes.
+    it, in words. `exit_code` is None where a signal or a limit ended it. `cpu_seconds` is of all its processes,
+    `peak_megabytes` the most memory that one of them had resident.
     """
 
     outcome: Outcome
@@ -63,6 +64,7 @@ class Execution:
     exit_code: int | None = None
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    peak_megabytes: float = 0.0
 
     @property
     def ok(self) -> bool:

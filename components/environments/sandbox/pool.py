@@ -127,9 +127,10 @@ class _Queue:
 
     async def do(self, work: Any) -> Any:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+            doing = asyncio.get_running_loop().run_in_executor(self.threads, work)
         except RuntimeError as error:
             raise SandboxFailedError(f"the sandbox is closed: {error}") from error
+        return await doing
 
 
 def _judged(

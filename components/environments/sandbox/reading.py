@@ -74,6 +74,7 @@ def ended(answer: Mapping[str, Any], streams: Sequence[Stream], limits: Limits, 
         exit_code=exit_code,
         seconds=seconds,
         cpu_seconds=float(answer.get("cpu_seconds", 0.0)),
+        peak_megabytes=float(answer.get("peak_megabytes", 0.0)),
     )
     return Ended(execution, report)
 

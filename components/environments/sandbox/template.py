@@ -40,7 +40,7 @@ def main(control_number: int, isolation: str) -> None:
     try:
         server = _Rooms(control) if isolation == "sandbox" else _Processes(control, wake)
     except (OSError, KeyError, AttributeError) as error:
-        _answer(control, {"broken": f"{error}"})
+        _answer(control, {"broken": _words(error)})
         return
     gc.collect()
     gc.freeze()
@@ -52,11 +52,18 @@ def main(control_number: int, isolation: str) -> None:
         try:
             answer = server.obey(json.loads(message), descriptors)
         except OSError as error:
-            answer = {"broken": f"{error}"}
+            answer = {"broken": _words(error)}
         for descriptor in descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         _answer(control, answer)
+
+
+def _words(error: Exception) -> str:
+    """Without the number: `unshare: Operation not permitted`."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"
 
 
 def _answer(control: socket.socket, answer: Mapping[str, Any]) -> None:
@@ -94,7 +101,7 @@ class _Rooms:
             os.kill(first, signal.SIGKILL)
         # Ends when the last process of the room has.
         _, _, used = os.wait4(first, 0)
-        return {"late": why == "time", "cpu_seconds": used.ru_utime + used.ru_stime, **_said(told)}
+        return {"late": why == "time", **_used(used), **_said(told)}
 
     def _be_first(self, order: Mapping[str, Any], descriptors: Sequence[int], tell: int) -> None:
         """The first process of a room: lays it out, starts the code, and ends when that has ended."""
@@ -110,7 +117,7 @@ class _Rooms:
                 pass
             _tell(tell, {"status": ended[1]})
         except OSError as error:
-            _tell(tell, {"broken": str(error)})
+            _tell(tell, {"broken": _words(error)})
         finally:
             os._exit(0)
 
@@ -156,12 +163,11 @@ class _Processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 kill(process, signal.SIGKILL)
         _, status, used = os.wait4(process, 0)
-        cpu_seconds = used.ru_utime + used.ru_stime
         if _ON_LINUX:
             _end_children()
         if why == "gone":
             os._exit(0)
-        return {"late": why == "time", "status": status, "cpu_seconds": cpu_seconds, **_said(told)}
+        return {"late": why == "time", "status": status, **_used(used), **_said(told)}
 
     def _lose_rights(self, order: Mapping[str, Any]) -> str:
         folder: str = order["folder"]
@@ -229,6 +235,11 @@ def _said(told: int) -> dict[str, Any]:
     return said
 
 
+def _used(used: resource.struct_rusage) -> dict[str, float]:
+    unit = 1024 if _ON_LINUX else 1024 * 1024
+    return {"cpu_seconds": used.ru_utime + used.ru_stime, "peak_megabytes": used.ru_maxrss / unit}
+
+
 def _tell(tell: int, what: Mapping[str, Any]) -> None:
     os.write(tell, json.dumps(what).encode())
 
@@ -247,7 +258,7 @@ def _become_guest(
         # Behind this, nothing that the code does can pass for a fault of the sandbox.
         os.closerange(3 + len(kept), 4096)
     except OSError as error:
-        _tell(tell, {"broken": str(error)})
+        _tell(tell, {"broken": _words(error)})
         os._exit(1)
     driver.run(folder, kept)
 
