@@ -25,10 +25,12 @@ from components.model.footprint import (
     process_bytes,
     read_architecture,
 )
+from components.model.lora import target_counts
 from components.model.placement import MeshConfig
 from components.rollout.player import Player, make_player
 from components.rollout.prepare import SPLITS
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
+from components.training.critic import CriticConfig, critic_shapes
 from components.training.initialise import starting_shapes, tiny_architecture
 from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
 from pipeline.recipe import Recipe, section_texts
@@ -111,6 +113,7 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
     )
     tokens = packing.rows * packing.row_length // (mesh.data * mesh.fsdp)
     step = activation_bytes(architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor)
+    critic = _critic_bytes(recipe, architecture, mesh)
     plan = {
         "base_bytes": base,
         "adapter_bytes": 2 * adapter,  # the trainer's and the one that the engine serves
@@ -119,9 +122,23 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
         "cache_bytes": cache,
         "activation_bytes_estimate": step,
     }
+    if critic:
+        plan["critic_bytes"] = 5 * critic  # its adapter and head, two moments, and a sum of gradients with one added
     if mesh.devices == 1:
         plan["process_bytes_estimate"] = process_bytes(architecture)
     return {"devices": mesh.devices, **plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
+
+
+def _critic_bytes(recipe: Recipe, architecture: Architecture, mesh: MeshConfig) -> int:
+    """What a critic's adapter and head take on a device; 0 where the objective needs none, or it cannot be made."""
+    train = recipe.train
+    if not Objective.from_config(train.objective).needs_critic:
+        return 0
+    try:
+        policy = starting_shapes(recipe.init_model, architecture)
+        return bytes_of(critic_shapes(train.critic or CriticConfig(), architecture, policy), mesh.shape)
+    except (ConfigError, WeightsError):
+        return 0
 
 
 def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
@@ -207,6 +224,10 @@ def _schedule_problems(recipe: Recipe) -> Iterator[Problem]:
     if train.optimizer.warmup_steps and train.optimizer.warmup_steps >= train.steps:
         message = f"must be less than train.steps ({train.steps}), or the learning rate is never reached"
         yield Problem("train.optimizer.warmup_steps", train.optimizer.warmup_steps, message)
+    critic = train.critic.optimizer if train.critic else None
+    if critic is not None and critic.warmup_steps and critic.warmup_steps >= train.steps:
+        message = f"must be less than train.steps ({train.steps}), or the learning rate is never reached"
+        yield Problem("train.critic.optimizer.warmup_steps", critic.warmup_steps, message)
     if train.sampling.greedy:
         message = "samples every member of a group alike, so there is no advantage to learn from; use 1.0"
         yield Problem("train.sampling.temperature", train.sampling.temperature, message)
@@ -239,6 +260,11 @@ def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Prob
         yield from (Problem(f"init_model.lora.{each.where}", each.value, each.message) for each in error.problems)
     except WeightsError as error:
         yield Problem("init_model.adapter", recipe.init_model.adapter, str(error))
+    if recipe.train.critic is not None and recipe.train.critic.lora is not None:
+        try:
+            target_counts(architecture, recipe.train.critic.lora)
+        except ConfigError as error:
+            yield from (Problem(f"train.critic.lora.{each.where}", each.value, each.message) for each in error.problems)
     limit = recipe.environment.limits.max_context
     if limit > architecture.max_positions:
         message = f"is more than the {architecture.max_positions} positions that the model was made for"

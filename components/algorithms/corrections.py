@@ -118,8 +118,8 @@ def decoupled_surrogate(
     """PPO's pessimistic bound around the proximal policy, times what each token counts (arXiv:2110.00641, eq. 12).
 
     `importance` is a held proximal / behavior. No gradient flows through it or through `proximal_logprobs`: with one
-    optimizer step per batch the proximal policy is the present one, and its log-probs are `logprobs` themselves. Then u
-    is 1, no clip binds, and the gradient is that of -importance * A * logprob.
+    update per batch the proximal policy is the present one, and its log-probs are `logprobs` themselves. Then u is 1,
+    no clip binds, and the gradient is that of -importance * A * logprob.
     """
     proximal = jax.lax.stop_gradient(proximal_logprobs)
     surrogate = clipped_surrogate(

@@ -42,19 +42,20 @@ def formula(terms: Terms) -> list[str]:
         penalty += f" - {terms.entropy_coefficient:g} * entropy"
     if terms.kl_coefficient:
         definitions.append(f"d = logprob - logprob of the reference ({_REFERENCES[terms.reference]}), held within +-20")
-    weight, denominator = {
-        Aggregation.TOKEN_MEAN: ("1", "sampled tokens of the optimizer step"),
-        Aggregation.SEQUENCE_MEAN: ("1 / sampled tokens of its sequence", "sequences of the optimizer step"),
-        Aggregation.CONSTANT: (f"1 / {terms.constant}", "sequences of the optimizer step"),
+    weight, counted = {
+        Aggregation.TOKEN_MEAN: ("1", "sampled tokens"),
+        Aggregation.SEQUENCE_MEAN: ("1 / sampled tokens of its sequence", "sequences"),
+        Aggregation.CONSTANT: (f"1 / {terms.constant}", "sequences"),
     }[terms.aggregation]
+    part = "minibatch" if terms.minibatches > 1 else "optimizer step"
     return [
         f"loss = sum over sampled tokens of w * ({gain}{penalty}) / N",
         *definitions,
         *_masks(terms),
-        f"A = {_ADVANTAGES[terms.advantage]}; 0 where all of {_compared(terms)} are equal",
-        *_reward(terms),
-        f"w = {weight}; N = {denominator}",
+        *(_critic(terms) if terms.needs_critic else _comparison(terms)),
+        f"w = {weight}; N = {counted} of the {part}",
         *_sampling(terms),
+        *_updates(terms),
     ]
 
 
@@ -84,6 +85,10 @@ def _decoupled(terms: Terms, ratio: str) -> tuple[str, list[str]]:
         level = f", of the product of {name} over its sequence"
     importance = f"importance = {held}{level}; no gradient flows through it"
     if current:
+        if terms.several_updates:
+            held = "ratio = exp(proximal logprob - behavior logprob), the log held within +-20"
+            proximal = "u = exp(logprob - proximal logprob), of the policy at the start of the optimizer step"
+            return f"-importance * {_bound(terms, 'u')}", [importance, held, proximal]
         proximal = "u = exp(logprob - proximal logprob), of the present policy: 1 with the gradient of logprob, no clip"
         return "-importance * u * A", [importance, ratio, proximal]
     line = "log proximal = log behavior + a * (logprob - log behavior), a = 1 - 1 / (versions since, at least 1)"
@@ -116,8 +121,31 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def _compared(terms: Terms) -> str:
-    return "the batch" if terms.compares_batches else "its group"
+def _comparison(terms: Terms) -> list[str]:
+    compared = "the batch" if terms.compares_batches else "its group"
+    return [f"A = {_ADVANTAGES[terms.advantage]}; 0 where all of {compared} are equal", *_reward(terms)]
+
+
+def _critic(terms: Terms) -> list[str]:
+    """The advantage over a critic, and the loss that the critic itself is trained with."""
+    step = f"{terms.discount * terms.decay:g}"
+    at = "turn" if terms.credit is Credit.TURN else "episode"
+    reward = f"r = reward at the last sampled token of the {at}, 0 before it"
+    if terms.charges_kl:
+        reward += f", - {terms.kl_coefficient:g} * {_PENALTIES[terms.kl_estimator]} at each token"
+    bound = f"clip(V, V0 - {terms.value_clip:g}, V0 + {terms.value_clip:g})"
+    loss = f"max((V - G)^2, ({bound} - G)^2)" if terms.value_clip else "(V - G)^2"
+    whitened = f", then (A - mean of the batch's tokens) / (their std, n - 1, + {STD_EPSILON:g})"
+    cut = "what the critic expects of the state it was cut in" if terms.bootstrap else "0, too"
+    return [
+        f"A = r + {terms.discount:g} * V0 of the next sampled token - V0 + {step} * A of the next sampled token"
+        + (whitened if terms.whiten else ""),
+        f"V0 = the critic's value at the step's start; behind the last token 0, where the episode was truncated {cut}",
+        reward + _penalty(terms),
+        f"value loss = mean over sampled tokens of 1/2 * {loss}, of the critic alone; G = A before whitening + V0"
+        if terms.whiten
+        else f"value loss = mean over sampled tokens of 1/2 * {loss}, of the critic alone; G = A + V0",
+    ]
 
 
 def _reward(terms: Terms) -> list[str]:
@@ -127,11 +155,15 @@ def _reward(terms: Terms) -> list[str]:
     if terms.charges_kl:
         after = " of the token and those after it" if turn or terms.compares_batches else " over all its tokens"
         reward += f" - {terms.kl_coefficient:g} * sum of {_PENALTIES[terms.kl_estimator]}{after}"
-    if terms.overlong_penalty:
-        start = terms.overlong_limit - terms.overlong_buffer
-        ramp = f"1 at {terms.overlong_limit} sampled tokens and beyond, linear from 0 at {start}"
-        reward += f" - {terms.overlong_penalty:g} * ({ramp})"
-    return [f"R = {reward}{discounted}"]
+    return [f"R = {reward}{_penalty(terms)}{discounted}"]
+
+
+def _penalty(terms: Terms) -> str:
+    if not terms.overlong_penalty:
+        return ""
+    start = terms.overlong_limit - terms.overlong_buffer
+    ramp = f"1 at {terms.overlong_limit} sampled tokens and beyond, linear from 0 at {start}"
+    return f" - {terms.overlong_penalty:g} * ({ramp})"
 
 
 def _sampling(terms: Terms) -> list[str]:
@@ -141,3 +173,11 @@ def _sampling(terms: Terms) -> list[str]:
         "groups whose rewards are all equal are refused and others played in their place, "
         f"up to {terms.refill_limit} in one optimizer step"
     ]
+
+
+def _updates(terms: Terms) -> list[str]:
+    if not terms.several_updates:
+        return []
+    bound = "" if terms.max_kl is None else f"; none after one with KL(behavior || policy) > {terms.max_kl:g} per token"
+    passes = f"an optimizer step passes over its tokens {terms.epochs} times"
+    return [f"{passes}, each time in {terms.minibatches} shuffled minibatches with an update after each{bound}"]

@@ -52,7 +52,10 @@ class ObjectiveConfig:
     ConfigError that names what makes it so.
 
     advantage: how rewards compare; `credit: turn` gives each turn what was earned from it on; `discount` is per sampled
-        token (reinforce_pp).
+        token (reinforce_pp, gae).
+    decay, whiten, bootstrap, value_clip (gae): lambda; whether advantages are normalised over the batch; whether a
+        truncated episode is worth what the critic expects of the state it was cut in, or nothing more; how far a value
+        may move in one optimizer step before it pulls no more (0 is no clip).
     surrogate: `clipped` (PPO; `dual_clip` bounds bad tokens), `gspo` (its ratio is the sequence's) or `cispo`.
     aggregation: see the head of this file; `constant` is a length in tokens.
     proximal: `behavior` clips policy / behavior. `current` weighs each token by it instead, held by the importance keys
@@ -65,12 +68,19 @@ class ObjectiveConfig:
         `overlong_buffer` of them; 0 is off.
     dynamic_sampling: a group whose rewards are all equal is refused and another one played; more than `refill_limit` of
         them in one optimizer step stop the run.
+    epochs, minibatches: an optimizer step passes over its trajectories so many times, each time in so many shuffled
+        parts with an update after each; `max_kl` (nats per token, of the policy that sampled against the one that
+        trains) makes the pass that went beyond it the last. The next version serves after the last update.
     """
 
     preset: Preset = Preset.GRPO
     advantage: AdvantageKind | None = None
     credit: Credit | None = None
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    decay: Annotated[float, Field(ge=0, le=1)] | None = None
+    whiten: bool | None = None
+    bootstrap: bool | None = None
+    value_clip: Annotated[float, Field(ge=0)] | None = None
     surrogate: Surrogate | None = None
     clip_low: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_high: Annotated[float, Field(gt=0)] | None = None
@@ -95,6 +105,9 @@ class ObjectiveConfig:
     overlong_buffer: Annotated[int, Field(ge=0)] | None = None
     dynamic_sampling: bool | None = None
     refill_limit: Annotated[int, Field(ge=0)] | None = None
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    minibatches: Annotated[int, Field(ge=1)] | None = None
+    max_kl: Annotated[float, Field(gt=0)] | None = None
 
     def __post_init__(self) -> None:
         given = _given(self)
@@ -113,8 +126,8 @@ class Objective(Terms):
         return cls(**presets.fill(config.preset, _given(config)))
 
     def has_gradient(self, advantage: float) -> bool:
-        """False when a sample of this advantage pulls on nothing. It still counts in the denominator."""
-        return advantage != 0 or self.needs_reference or self.entropy_coefficient > 0
+        """False when a sample of this advantage pulls on nothing, nor on a critic. It still counts in N."""
+        return advantage != 0 or self.needs_reference or self.entropy_coefficient > 0 or self.needs_critic
 
     def weight(self, length: int) -> float:
         """Weight of each of the `length` sampled tokens of one sample."""

@@ -9,6 +9,7 @@
     rloo           rloo           clipped     0.2 / 0.2            token_mean
     reinforce_pp   reinforce_pp   clipped     0.2 / 0.2            token_mean      compares over the whole batch
     decoupled      grpo           clipped     0.2 / 0.2            token_mean      proximal: interpolated, cap 5
+    ppo            gae            clipped     0.2 / 0.2            token_mean      a critic, 2 epochs of 2 minibatches
 
 GRPO's paper averages within a sequence first; here as in DAPO every token of the optimizer step counts alike
 (`aggregation: sequence_mean` is the paper's). No preset charges a KL or gives an entropy bonus.
@@ -44,12 +45,17 @@ class Preset(StrEnum):
     RLOO = "rloo"
     REINFORCE_PP = "reinforce_pp"
     DECOUPLED = "decoupled"
+    PPO = "ppo"
 
 
 COMMON: Mapping[str, Any] = {
     "advantage": AdvantageKind.GRPO,
     "credit": Credit.EPISODE,
     "discount": 1.0,
+    "decay": 1.0,
+    "whiten": True,
+    "bootstrap": True,
+    "value_clip": 0.2,
     "surrogate": Surrogate.CLIPPED,
     "clip_low": 0.2,
     "clip_high": 0.2,
@@ -64,6 +70,8 @@ COMMON: Mapping[str, Any] = {
     "overlong_buffer": 4096,
     "dynamic_sampling": False,
     "refill_limit": 200,
+    "epochs": 1,
+    "minibatches": 1,
 }
 """What a preset does not say otherwise."""
 
@@ -81,9 +89,10 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
     Preset.RLOO: {"advantage": AdvantageKind.RLOO},
     Preset.REINFORCE_PP: {"advantage": AdvantageKind.REINFORCE_PP},
     Preset.DECOUPLED: {"proximal": Proximal.INTERPOLATED, "importance_cap": 5.0},
+    Preset.PPO: {"advantage": AdvantageKind.GAE, "epochs": 2, "minibatches": 2},
 }
 """arXiv: GRPO 2402.03300, Dr.GRPO 2503.20783, DAPO 2503.14476, GSPO 2507.18071, CISPO 2506.13585, RLOO 2402.14740,
-REINFORCE++ 2501.03262, decoupled PPO 2110.00641."""
+REINFORCE++ 2501.03262, decoupled PPO 2110.00641, PPO 1707.06347."""
 
 IMPORTANCE: Mapping[tuple[ImportanceRule, ImportanceLevel], Mapping[str, float]] = {
     (ImportanceRule.TRUNCATE, ImportanceLevel.TOKEN): {"importance_cap": 2.0},
@@ -124,8 +133,12 @@ def _inert(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("kl_estimator", "kl_place", "reference"), "while kl_coefficient is 0"
     if values["aggregation"] is not Aggregation.CONSTANT:
         yield ("constant",), "unless aggregation is constant"
-    if values["advantage"] is not AdvantageKind.REINFORCE_PP:
-        yield ("discount",), "unless advantage is reinforce_pp"
+    if values["advantage"] not in (AdvantageKind.REINFORCE_PP, AdvantageKind.GAE):
+        yield ("discount",), "unless advantage is reinforce_pp or gae"
+    if values["advantage"] is not AdvantageKind.GAE:
+        yield ("decay", "whiten", "bootstrap", "value_clip"), "unless advantage is gae"
+    if values["epochs"] == 1:
+        yield ("max_kl",), "while epochs is 1, as there is no later pass to leave out"
     if values["surrogate"] is not Surrogate.CLIPPED:
         yield ("dual_clip",), f"while surrogate is {values['surrogate']}"
     if not values["overlong_penalty"]:
@@ -137,11 +150,9 @@ def _inert(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         yield keys, "unless proximal is current or interpolated"
     elif values["importance_rule"] is ImportanceRule.TRUNCATE:
         yield ("importance_floor",), "unless importance_rule is mask"
-    if values["proximal"] is Proximal.CURRENT:
-        yield (
-            ("clip_low", "clip_high", "dual_clip"),
-            "while proximal is current, as one step has nothing to clip",
-        )
+    if values["proximal"] is Proximal.CURRENT and values["epochs"] * values["minibatches"] == 1:
+        why = "while proximal is current and epochs and minibatches are 1, as one update has nothing to clip"
+        yield ("clip_low", "clip_high", "dual_clip"), why
 
 
 def _impossible(given: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[Problem]:

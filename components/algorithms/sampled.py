@@ -18,7 +18,8 @@ class SampledTokens:
     """What an objective knows of the sampled tokens of a micro-batch, beside their log-probs.
 
     `sequence` tells samples apart (0, 1, ... within the micro-batch; -1 is padding). All tokens of a sample are in one
-    micro-batch. `versions` is the policy version that sampled the token.
+    micro-batch. `versions` is the policy version that sampled the token. The last three are there where an objective
+    needs them: the log-probs at the step's start, what the critic expected then, and what it should have expected.
     """
 
     behavior_logprobs: Float[Array, "tokens"]
@@ -26,6 +27,9 @@ class SampledTokens:
     weights: Float[Array, "tokens"]
     sequence: Int[Array, "tokens"]
     versions: Int[Array, "tokens"]
+    proximal_logprobs: Float[Array, "tokens"] | None = None
+    values: Float[Array, "tokens"] | None = None
+    returns: Float[Array, "tokens"] | None = None
 
     @property
     def mask(self) -> Bool[Array, "tokens"]:

@@ -80,8 +80,12 @@ def _decoupled(
 ) -> PolicyLoss:
     """A step around the proximal policy, whose distance to the behavior policy is a held weight."""
     behavior, advantages, mask = tokens.behavior_logprobs, tokens.advantages, tokens.mask
-    # One optimizer step per batch: the policy at its start is the one whose log-probs these are.
+    # One update per optimizer step: the policy at its start is the one whose log-probs these are.
     proximal = logprobs
+    if terms.needs_proximal:
+        if tokens.proximal_logprobs is None:
+            raise ValueError("proximal is current and there are several updates: its log-probs are needed")
+        proximal = tokens.proximal_logprobs
     if terms.proximal is Proximal.INTERPOLATED:
         if version is None:
             raise ValueError("proximal is interpolated: the policy's version is needed")

@@ -11,12 +11,17 @@ from components.algorithms.losses import KlEstimator
 
 
 class AdvantageKind(StrEnum):
-    """How rewards become advantages; all but `reinforce_pp` compare the members of a group with one another."""
+    """How rewards become advantages.
+
+    `reinforce_pp` compares with the whole batch, `gae` with what a critic expected; all others compare the members of a
+    group with one another.
+    """
 
     GRPO = "grpo"
     DR_GRPO = "dr_grpo"
     RLOO = "rloo"
     REINFORCE_PP = "reinforce_pp"
+    GAE = "gae"
 
 
 class Credit(StrEnum):
@@ -45,8 +50,8 @@ class Aggregation(StrEnum):
 class Proximal(StrEnum):
     """The policy around which a step is clipped.
 
-    The one that sampled; the present one, at the step's start; or the one of the version before, taken to lie on the
-    line between those two.
+    The one that sampled; the one at the step's start, which is the present one while a step makes one update; or the
+    one of the version before, taken to lie on the line between those two.
     """
 
     BEHAVIOR = "behavior"
@@ -89,6 +94,10 @@ class Terms:
     advantage: AdvantageKind
     credit: Credit
     discount: float
+    decay: float
+    whiten: bool
+    bootstrap: bool
+    value_clip: float
     surrogate: Surrogate
     clip_low: float
     clip_high: float
@@ -113,6 +122,9 @@ class Terms:
     overlong_buffer: int
     dynamic_sampling: bool
     refill_limit: int
+    epochs: int
+    minibatches: int
+    max_kl: float | None
 
     @property
     def needs_reference(self) -> bool:
@@ -127,4 +139,19 @@ class Terms:
     @property
     def compares_batches(self) -> bool:
         """True when an advantage is known only when all groups of an optimizer step are there."""
-        return self.advantage is AdvantageKind.REINFORCE_PP
+        return self.advantage in (AdvantageKind.REINFORCE_PP, AdvantageKind.GAE)
+
+    @property
+    def needs_critic(self) -> bool:
+        """True when advantages are taken over what a critic expects, which is trained beside the policy."""
+        return self.advantage is AdvantageKind.GAE
+
+    @property
+    def several_updates(self) -> bool:
+        """True when the tokens of an optimizer step are trained on in several updates of the policy."""
+        return self.epochs * self.minibatches > 1
+
+    @property
+    def needs_proximal(self) -> bool:
+        """True when the log-probs of the policy at the step's start are not those of the present one."""
+        return self.several_updates and self.proximal is Proximal.CURRENT

@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 from components.algorithms.advantages import ESTIMATORS
-from components.algorithms.returns import discounted_returns, normalised, turn_advantages
+from components.algorithms.returns import discounted_returns, generalised_advantages, normalised, turn_advantages
 from components.algorithms.shaping import kl_charges, overlong_penalty
 from components.algorithms.terms import Credit, Terms
 from components.training.packing import to_sample
-from components.types import Sample, Trajectory
+from components.types import Outcome, Sample, Trajectory
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class Earned:
     """What one trajectory has earned: its sample, its sampled tokens by turn, and its rewards by turn and by token.
 
     `turn_rewards` are of the turns in which a token was sampled, and add up to the whole less `token_charges`.
+    `truncated`: a limit cut the episode, so that the state after its last token was not its end.
     """
 
     sample: Sample
     turn_lengths: tuple[int, ...]
     turn_rewards: tuple[float, ...]
     token_charges: Float[np.ndarray, " tokens"]
+    truncated: bool = False
 
     @property
     def whole(self) -> float:
@@ -70,7 +72,8 @@ def earned(terms: Terms, trajectory: Trajectory, reference_logprobs: Float[np.nd
         sampled = np.concatenate([turn.completion.logprobs for turn in turns])
         charges = terms.kl_coefficient * kl_charges(sampled, reference_logprobs, terms.kl_estimator)
     lengths = tuple(len(turn.completion.token_ids) for turn in turns)
-    return Earned(to_sample(trajectory, 0.0), lengths, tuple(credited), charges)
+    truncated = trajectory.outcome is Outcome.TRUNCATED
+    return Earned(to_sample(trajectory, 0.0), lengths, tuple(credited), charges, truncated)
 
 
 def group_samples(terms: Terms, members: Sequence[Earned], silent_rewards: Sequence[float]) -> list[Sample]:
@@ -98,6 +101,41 @@ def batch_samples(terms: Terms, members: Sequence[Earned]) -> list[Sample]:
         replace(member.sample, token_advantages=tuple(next(advantages) for _ in each))
         for member, each in zip(members, returns, strict=True)
     ]
+
+
+def critic_samples(
+    terms: Terms,
+    members: Sequence[Earned],
+    values: Sequence[np.ndarray],
+    values_after: Sequence[np.ndarray],
+) -> list[Sample]:
+    """The members of an optimizer step, each token with its advantage over what a critic expected, and its return.
+
+    One flat array per member over its sampled tokens: `values` are of the state in which a token was sampled,
+    `values_after` of the one after it, which counts behind the last token of a truncated episode, with `bootstrap`.
+    """
+    judged = []
+    for member, before, after in zip(members, values, values_after, strict=True):
+        advantages, returns = generalised_advantages(
+            member.per_token(),
+            before.tolist(),
+            [True] * len(before),
+            discount=terms.discount,
+            decay=terms.decay,
+            last_value=float(after[-1]) if member.truncated and terms.bootstrap else 0.0,
+        )
+        judged.append(
+            replace(
+                member.sample,
+                token_advantages=tuple(advantages),
+                values=tuple(before.tolist()),
+                returns=tuple(returns),
+            )
+        )
+    if not terms.whiten:
+        return judged
+    whitened = iter(normalised([advantage for sample in judged for advantage in sample.token_advantages]))
+    return [replace(sample, token_advantages=tuple(next(whitened) for _ in sample.values)) for sample in judged]
 
 
 def _with_token_advantages(member: Earned, by_turn: Sequence[float]) -> Sample:

@@ -1,58 +1,87 @@
 """Groups as they arrive -> gradients at once, and one better adapter when the optimizer step is full.
 
+Where a step makes several updates, or a critic has to see the batch first, its samples wait for the last of them; what
+has to be read of them before (values, log-probs of the policy at the start) is read as they arrive.
+
 Synchronous and single-threaded: the loop calls it on a worker thread.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+from jaxtyping import Array
 
 from components.algorithms.advantages import has_signal
 from components.algorithms.losses import KlEstimator
-from components.algorithms.objective import Objective, Statistics, mean_statistics
+from components.algorithms.objective import Objective, Statistics
 from components.algorithms.shaping import kl_charges
 from components.algorithms.terms import Reference
+from components.algorithms.values import explained_variance
 from components.errors import RunStoppedError
 from components.model.base import Base
 from components.model.lora import Adapter
 from components.model.placement import placement_of
+from components.model.value_head import Critic
 from components.telemetry.spans import span
-from components.training.credit import Earned, batch_samples, earned, group_samples
+from components.training.credit import Earned, batch_samples, critic_samples, earned, group_samples
+from components.training.critic import CriticPrograms
 from components.training.ledger import Fate
+from components.training.minibatches import minibatches
 from components.training.packing import Microbatch, Packer, PackingConfig, to_sample
+from components.training.reading import Reading
 from components.training.update import (
     Accumulate,
     Apply,
     Score,
     TrainState,
     add_statistics,
+    next_step,
     zero_gradients,
 )
+from components.training.updates import Update, pass_kl, step_numbers
 from components.types import Group, Sample, Trajectory
 
 
 @dataclass
-class _OpenStep:
-    """Sums of the optimizer step that is being filled; `held` waits for the rest of the batch to be compared with."""
+class _OpenUpdate:
+    """Sums of the update that is being filled. `tokens` are those in micro-batches, which a critic's loss is over."""
 
     packer: Packer
     gradients: Adapter
+    critic_gradients: Critic | None
     statistics: Statistics = field(default_factory=dict)
     denominator: float = 0.0
+    tokens: int = 0
     microbatches: int = 0
+
+
+@dataclass
+class _OpenStep:
+    """What has come of the optimizer step that is being filled.
+
+    `update` is there where a step makes one update, which begins with the first sample. `held` waits for the rest of
+    the batch to be compared with, `samples` for the updates.
+    """
+
+    update: _OpenUpdate | None
+    values: Reading
+    proximal: Reading
+    held: list[Earned] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     groups_without_signal: int = 0
     groups_refused: int = 0
     rewards: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     charged_kl: list[float] = field(default_factory=list)
-    held: list[Earned] = field(default_factory=list)
+    judged: dict[str, float] = field(default_factory=dict)
 
 
 class Learner:
     """Holds the train state. Between `add` and `finish` lies an optimizer step of any number of groups.
 
-    More than `max_skipped` steps in a row whose gradient is not finite stop the run.
+    More than `max_skipped` updates in a row whose gradient is not finite stop the run. `critic` is what trains the
+    critic of the state, where the objective needs one; `seed` is the run's, and shuffles minibatches.
     """
 
     def __init__(
@@ -66,6 +95,8 @@ class Learner:
         apply: Apply,
         score: Score,
         max_skipped: int = 3,
+        critic: CriticPrograms | None = None,
+        seed: int = 0,
     ) -> None:
         self.state = state
         self._base = base
@@ -74,8 +105,12 @@ class Learner:
         self._accumulate = accumulate
         self._apply = apply
         self._score = score
-        self._max_skipped = max_skipped
-        self._skipped_in_a_row = 0
+        self._critic = critic
+        self._seed = seed
+        self._skipped = _Skipped(max_skipped, "optimizer.max_skipped", "optimizer steps")
+        limit = 0 if critic is None else critic.max_skipped
+        self._critic_skipped = _Skipped(limit, "critic.optimizer.max_skipped", "updates of the critic")
+        self._waits = objective.several_updates or objective.needs_critic
         # Never donated, so it is still there when the policy has moved on.
         self._reference = state.adapter if objective.reference is Reference.START else None
         self._step = self._open()
@@ -109,48 +144,115 @@ class Learner:
         members = self._earned([trajectory for trajectory in group.valid if trajectory.generated_tokens])
         if self._objective.compares_batches:
             self._step.held += members
+            if self._objective.needs_critic:
+                self._step.values.add([member.sample for member in members])
             return Fate.TRAINED if members else Fate.FILTERED
         silent = [each.reward for each in group.valid if each.reward is not None and not each.generated_tokens]
         return self._take(group_samples(self._objective, members, silent))
 
     def finish(self) -> dict[str, float]:
-        """End the optimizer step: apply what was summed, start the next, and return what happened.
+        """End the optimizer step: make its updates, start the next step, and return what happened.
 
         Raises RunStoppedError when too many gradients in a row were not finite; adapter and optimizer are then as they
         were before the first of these steps.
         """
         step = self._step
         if step.held:
-            self._take(batch_samples(self._objective, step.held))
-        self._train(step.packer.flush())
-        with span("apply", step=int(self.state.step)):
-            self.state, applied = self._apply(self.state, step.gradients, step.denominator)
-            numbers = {key: float(value) for key, value in (step.statistics | applied).items()}
+            self._take(self._compared(step))
+        passes = self._pass_over(self._with_proximal(step)) if step.update is None else [[self._end(step.update)]]
         self._step = self._open()
-        self._count_skipped(bool(numbers["skipped"]) and step.denominator > 0)
-        statistics = {key: numbers[key] for key in step.statistics}
+        for update in (update for each in passes for update in each):
+            self._skipped.count(update.had_no_effect())
+            self._critic_skipped.count(update.had_no_effect("critic_skipped"))
         charged = {"reference_kl": float(np.mean(step.charged_kl))} if step.charged_kl else {}
         return {
-            **mean_statistics(statistics, step.denominator),
+            **step_numbers(passes),
             **charged,
-            **{key: numbers[key] for key in applied},
-            "microbatches": step.microbatches,
+            **step.judged,
             "groups_without_signal": step.groups_without_signal,
             "groups_refused": step.groups_refused,
             **_spread("reward", step.rewards),
             **_spread("advantage", step.advantages),
         }
 
+    def _compared(self, step: _OpenStep) -> list[Sample]:
+        """The samples that were held, with what each token is worth beside the whole batch."""
+        if not self._objective.needs_critic:
+            return batch_samples(self._objective, step.held)
+        values, after = step.values.finish()
+        samples = critic_samples(self._objective, step.held, values, after)
+        returns = np.concatenate([sample.returns for sample in samples])
+        step.judged = {
+            "explained_variance": explained_variance(np.concatenate(values), returns),
+            "return_mean": float(returns.mean()),
+        }
+        return samples
+
     def _take(self, samples: Sequence[Sample]) -> Fate:
-        fate = Fate.FILTERED
+        """Train on the samples, or keep them for later."""
+        fate, step = Fate.FILTERED, self._step
         for sample in samples:
-            advantages = sample.token_advantages or (sample.advantage,)
-            self._step.advantages += advantages
-            self._step.denominator += self._objective.share(sum(sample.completion_mask))
-            if any(self._objective.has_gradient(advantage) for advantage in advantages):
-                fate = Fate.TRAINED
-                self._train(self._step.packer.add(sample))
+            step.advantages += _advantages(sample)
+        if any(self._pulls(sample) for sample in samples):
+            fate = Fate.TRAINED
+        if step.update is not None:
+            self._fill(step.update, samples)
+            return fate
+        step.samples += samples
+        if self._objective.needs_proximal:
+            step.proximal.add([sample for sample in samples if self._pulls(sample)])
         return fate
+
+    def _pulls(self, sample: Sample) -> bool:
+        return any(self._objective.has_gradient(advantage) for advantage in _advantages(sample))
+
+    def _with_proximal(self, step: _OpenStep) -> list[Sample]:
+        """The samples that were kept; those that pull with their log-probs at the step's start, where these count."""
+        if not self._objective.needs_proximal or not any(map(self._pulls, step.samples)):
+            return step.samples
+        (logprobs,) = step.proximal.finish()
+        of_next = iter(logprobs)
+        return [
+            replace(sample, proximal_logprobs=tuple(next(of_next).tolist())) if self._pulls(sample) else sample
+            for sample in step.samples
+        ]
+
+    def _pass_over(self, samples: Sequence[Sample]) -> list[list[Update]]:
+        """All updates of an optimizer step, pass by pass."""
+        objective, number = self._objective, int(self.state.step)
+        passes: list[list[Update]] = []
+        for epoch in range(objective.epochs):
+            parts = minibatches(samples, objective.minibatches, seed=self._seed, step=number, epoch=epoch)
+            passes.append([self._update_on(part) for part in parts])
+            if objective.max_kl is not None and pass_kl(passes[-1]) > objective.max_kl:
+                break
+        self.state = replace(self.state, step=next_step(self.state.step))
+        return passes
+
+    def _update_on(self, samples: Sequence[Sample]) -> Update:
+        update = self._open_update()
+        self._fill(update, samples)
+        return self._end(update, steps=0)
+
+    def _fill(self, update: _OpenUpdate, samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            update.denominator += self._objective.share(sum(sample.completion_mask))
+            if self._pulls(sample):
+                self._train(update, update.packer.add(sample))
+
+    def _end(self, update: _OpenUpdate, steps: int = 1) -> Update:
+        """Apply what was summed."""
+        self._train(update, update.packer.flush())
+        critic, policy = self.state.critic, replace(self.state, critic=None)
+        with span("apply", step=int(policy.step)):
+            moved, applied = self._apply(policy, update.gradients, update.denominator, steps)
+            if self._critic is not None and critic is not None:
+                gradients, update.critic_gradients = update.critic_gradients, None
+                assert gradients is not None, "opened with the critic"
+                critic, of_critic = self._critic.apply(critic, gradients, update.tokens, policy.step)
+                applied = applied | of_critic
+            self.state = replace(moved, critic=critic)
+            return Update(_floats(update.statistics), update.denominator, _floats(applied), update.microbatches)
 
     def _earned(self, trajectories: Sequence[Trajectory]) -> list[Earned]:
         if not self._objective.charges_kl:
@@ -166,47 +268,99 @@ class Learner:
         ]
 
     def _reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Of the sampled tokens of each sample; a packer lays them out in the order of the samples."""
-        found = [np.zeros(0)]
-        for microbatch in Packer(self._packing, self._objective.weight).pack(samples):
-            with span("reference", fill=microbatch.fill):
-                split = placement_of(self._base).split(microbatch)
-                logprobs = np.asarray(self._score(self._base, self._reference, split), np.float64)
-            found.append(logprobs[np.asarray(microbatch.sampled.mask)])
-        ends = np.cumsum([sum(sample.completion_mask) for sample in samples])
-        return np.split(np.concatenate(found), ends[:-1]) if samples else []
+        """Of the sampled tokens of each sample."""
+        if not samples:
+            return []
+        reading = Reading(self._packing, lambda microbatch: self._scored("reference", self._reference, microbatch))
+        reading.add(samples)
+        (logprobs,) = reading.finish()
+        return logprobs
 
-    def _count_skipped(self, skipped: bool) -> None:
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        if self._skipped_in_a_row > self._max_skipped:
-            raise RunStoppedError(
-                f"the gradients of {self._skipped_in_a_row} optimizer steps in a row were not finite, more than "
-                f"optimizer.max_skipped ({self._max_skipped}); nothing was changed by them. Lower the learning rate, "
-                "or look for a weight of the base that is not finite"
-            )
+    def _scored(self, name: str, adapter: Adapter | None, microbatch: Microbatch) -> tuple[np.ndarray]:
+        with span(name, fill=microbatch.fill):
+            return (np.asarray(self._score(self._base, adapter, placement_of(self._base).split(microbatch))),)
 
-    def _train(self, microbatch: Microbatch | None) -> None:
+    def _judged(self, microbatch: Microbatch) -> tuple[np.ndarray, np.ndarray]:
+        assert self._critic is not None, "an objective that needs a critic has one"
+        assert self.state.critic is not None, "and so has its state"
+        with span("values", fill=microbatch.fill):
+            split = placement_of(self._base).split(microbatch)
+            before, after = self._critic.judge(self._base, self.state.critic.weights, split)
+            return np.asarray(before), np.asarray(after)
+
+    def _train(self, update: _OpenUpdate, microbatch: Microbatch | None) -> None:
+        """Add the gradients of a micro-batch: the policy's, and the critic's where there is one."""
         if microbatch is None:
             return
-        step, adapter = self._step, self.state.adapter
+        adapter = self.state.adapter
         with span("microbatch", fill=microbatch.fill):
+            tokens = int(np.sum(np.asarray(microbatch.sampled.mask)))
             microbatch = placement_of(self._base).split(microbatch)
             reference = (
                 self._score(self._base, self._reference, microbatch) if self._objective.needs_reference else None
             )
-            step.gradients, statistics = self._accumulate(
-                self._base, adapter, step.gradients, microbatch, reference, self.state.step
+            update.gradients, statistics = self._accumulate(
+                self._base, adapter, update.gradients, microbatch, reference, self.state.step
             )
-            step.statistics = add_statistics(step.statistics, statistics)
-            step.microbatches += 1
+            update.statistics = add_statistics(update.statistics, statistics | self._fitted(update, microbatch))
+            update.tokens += tokens
+            update.microbatches += 1
+
+    def _fitted(self, update: _OpenUpdate, microbatch: Microbatch) -> Statistics:
+        critic = self.state.critic
+        if self._critic is None or critic is None:
+            return {}
+        assert update.critic_gradients is not None, "opened with the critic"
+        update.critic_gradients, statistics = self._critic.fit(
+            self._base, critic.weights, update.critic_gradients, microbatch
+        )
+        return statistics
 
     def _open(self) -> _OpenStep:
-        packer = Packer(self._packing, self._objective.weight)
-        return _OpenStep(packer=packer, gradients=zero_gradients(self.state.adapter))
+        return _OpenStep(
+            update=None if self._waits else self._open_update(),
+            values=Reading(self._packing, self._judged),
+            proximal=Reading(self._packing, lambda each: self._scored("proximal", self.state.adapter, each)),
+        )
+
+    def _open_update(self) -> _OpenUpdate:
+        critic = self.state.critic
+        return _OpenUpdate(
+            packer=Packer(self._packing, self._objective.weight),
+            gradients=zero_gradients(self.state.adapter),
+            critic_gradients=None if critic is None else zero_gradients(critic.weights),
+        )
+
+
+@dataclass
+class _Skipped:
+    """Counts updates in a row that were skipped; more of them than `limit`, the setting `where`, stop the run."""
+
+    limit: int
+    where: str
+    what: str
+    in_a_row: int = 0
+
+    def count(self, skipped: bool) -> None:
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if self.in_a_row > self.limit:
+            raise RunStoppedError(
+                f"the gradients of {self.in_a_row} {self.what} in a row were not finite, more than "
+                f"{self.where} ({self.limit}); nothing was changed by them. Lower the learning rate, "
+                "or look for a weight of the base that is not finite"
+            )
 
 
 def _rewards(group: Group) -> list[float]:
     return [trajectory.reward for trajectory in group.valid if trajectory.reward is not None]
+
+
+def _advantages(sample: Sample) -> tuple[float, ...]:
+    return sample.token_advantages or (sample.advantage,)
+
+
+def _floats(numbers: Mapping[str, Array]) -> dict[str, float]:
+    return {key: float(value) for key, value in numbers.items()}
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

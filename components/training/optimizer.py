@@ -7,18 +7,21 @@ skipped does not shift the schedule.
 import dataclasses
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 from components.config import config
 from components.errors import ConfigError, Problem
 from components.model.lockstep import program
 from components.model.lora import LoraPair
+
+Weights = TypeVar("Weights")
+Metrics = dict[str, Array]
 
 
 class Schedule(StrEnum):
@@ -78,6 +81,34 @@ def make_optimizer(config: OptimizerConfig, total_steps: int) -> Optimizer:
     if config.lora_plus_ratio != 1:
         direction = optax.chain(direction, _faster_b(config.lora_plus_ratio))
     return Optimizer(direction, _schedule(config, total_steps), total_steps)
+
+
+def descend(
+    optimizer: Optimizer,
+    weights: Weights,
+    state: optax.OptState,
+    gradients: Weights,
+    denominator: Float[Array, ""],
+    step: Int[Array, ""],
+) -> tuple[Weights, optax.OptState, Metrics]:
+    """One update by a sum of gradients, at the learning rate of a step: weights, optimizer state, what happened.
+
+    When the denominator is 0 or a gradient is not finite, both stay as they are, and `skipped` is 1.
+    """
+    gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(denominator, 1e-30), gradients)
+    norm = optax.tree.norm(jax.tree.leaves(gradients))
+    usable = jnp.isfinite(norm) & (denominator > 0)
+    rate = optimizer.learning_rate(step)
+    directions, moved = optimizer.direction.update(gradients, state, weights)
+    changes = jax.tree.map(lambda leaf: jnp.where(usable, -rate * leaf, 0.0), directions)
+    kept = jax.tree.map(lambda new, old: jnp.where(usable, new, old), moved, state)
+    metrics = {
+        "gradient_norm": jnp.where(usable, norm, 0.0),
+        "update_norm": optax.tree.norm(jax.tree.leaves(changes)),
+        "learning_rate": rate,
+        "skipped": (~usable).astype(jnp.int32),
+    }
+    return optax.apply_updates(weights, changes), kept, metrics
 
 
 def _faster_b(ratio: float) -> optax.GradientTransformation:

@@ -10,6 +10,7 @@ handful of programs. For two samples "hi|a" and "yo|ok" (prompt|completion) in a
 Nothing is masked by value: a pad id that equals the end-of-sequence id hides no token.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, no_type_check
@@ -275,4 +276,13 @@ def _lay_out_sampled(samples: list[Sample], size: int, weight: Callable[[int], f
         weights=jnp.asarray(weights),
         sequence=jnp.asarray(sequence),
         versions=jnp.asarray(versions),
+        proximal_logprobs=_laid_flat([sample.proximal_logprobs for sample in samples], size),
+        values=_laid_flat([sample.values for sample in samples], size),
+        returns=_laid_flat([sample.returns for sample in samples], size),
     )
+
+
+def _laid_flat(numbers: list[tuple[float, ...]], size: int) -> Array | None:
+    """One number per sampled token, zeros at padding; None where samples have none."""
+    flat = np.fromiter(itertools.chain.from_iterable(numbers), np.float32)
+    return jnp.asarray(np.pad(flat, (0, size - len(flat)))) if len(flat) else None

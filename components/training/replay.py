@@ -81,4 +81,4 @@ def _learner(opened: Opened) -> Learner:
     trainer = settings.sides().trainer
     model = load_model(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise, placement=trainer)
     start = load_adapter(Path(opened.inputs["adapter"]), model.architecture)
-    return make_learner(model, trainer.weights(start), settings)
+    return make_learner(model, trainer.weights(start), settings, opened.settings["seed"])

@@ -22,8 +22,11 @@ FREE = (
     "train.rollout.max_failure_share",
     "train.objective.refill_limit",
     "train.optimizer.max_skipped",
+    "train.critic.optimizer.max_skipped",
 )
 """Keys, and sections, that say how the rest of a run is played and not what its steps compute."""
+
+_SCHEDULES = ("train.optimizer.schedule", "train.critic.optimizer.schedule")
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str] = FREE) -> None:
@@ -32,7 +35,7 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], free: Iter
     The number of steps may change too, unless the learning rate depends on it.
     """
     old, new = flattened(before), flattened(now)
-    constant = all(each.get("train.optimizer.schedule") == "constant" for each in (old, new))
+    constant = all(each.get(key, "constant") == "constant" for each in (old, new) for key in _SCHEDULES)
     allowed = (*free, "train.steps") if constant else tuple(free)
     problems = [
         Problem(key, new.get(key), f"the run was started with {old.get(key)!r}; resume with that, or start a new run")

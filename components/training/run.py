@@ -5,6 +5,7 @@ loses the optimizer step that was open, and with `max_staleness` 0 it ends with 
 """
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +39,7 @@ from components.telemetry.run_files import METRICS, update_summary
 from components.telemetry.spans import write_trace
 from components.training.canaries import make_weight_sync
 from components.training.checkpoint import Checkpoints
+from components.training.critic import CriticConfig, make_critic
 from components.training.history import Event, History, Opened, Step
 from components.training.interruption import run_until_interrupted
 from components.training.journal import Journal, read_journal
@@ -62,7 +64,8 @@ class TrainConfig:
     `sync_tolerance` bounds how far, in nats, trainer and engine may differ on a canary before a version serves.
     `grace_seconds` is the time to save that a process has which is told to stop (SIGTERM).
     `mesh` splits what trainer and engine share over several devices; `placement` gives each side a mesh of its own.
-    Without either both share the default device.
+    Without either both share the default device. `critic` is for an objective that needs one, which has one without it,
+    too.
     """
 
     steps: Annotated[int, Field(ge=1)]
@@ -70,6 +73,7 @@ class TrainConfig:
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
+    critic: CriticConfig | None = None
     optimizer: OptimizerConfig = OptimizerConfig()
     packing: PackingConfig = PackingConfig()
     checkpoint_every: Annotated[int, Field(ge=1)] = 5
@@ -78,6 +82,18 @@ class TrainConfig:
     grace_seconds: Annotated[float, Field(ge=0)] = 10.0
     mesh: MeshConfig | None = None
     placement: PlacementConfig | None = None
+
+    def __post_init__(self) -> None:
+        objective, problems = Objective.from_config(self.objective), []
+        if self.critic is not None and not objective.needs_critic:
+            message = f"has no effect unless objective.advantage is gae, and it is {objective.advantage}"
+            problems.append(Problem("train.critic", dump(self.critic), message))
+        if objective.minibatches > self.rollout.episodes_per_step:
+            episodes = f"{self.rollout.tasks_per_step} x {self.rollout.group_size} = {self.rollout.episodes_per_step}"
+            message = f"is more than the {episodes} episodes of an optimizer step; a minibatch has at least one"
+            problems.append(Problem("train.objective.minibatches", objective.minibatches, message))
+        if problems:
+            raise ConfigError(problems)
 
     def sides(self) -> Placements:
         """Where trainer and engine live. Raises ConfigError where there are too few devices, or rows are uneven."""
@@ -127,7 +143,7 @@ def train(
             reproducible=settings.rollout.max_staleness == 0,
         ) as session,
     ):
-        learner = make_learner(session.model, session.adapter, settings)
+        learner = make_learner(session.model, session.adapter, settings, seed)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
         journal = Journal(run_folder)
         history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner, session.tokenizer)
@@ -144,20 +160,34 @@ def train(
     return summary
 
 
-def make_learner(model: Model, adapter: Adapter, settings: TrainConfig) -> Learner:
-    """A learner at step 0, starting from `adapter`."""
+def make_learner(model: Model, adapter: Adapter, settings: TrainConfig, seed: int) -> Learner:
+    """A learner at step 0, starting from `adapter`, in a run of this seed."""
     objective = Objective.from_config(settings.objective)
     optimizer = make_optimizer(settings.optimizer, settings.steps)
     temperature = settings.sampling.temperature or 1.0
+    state, critic = placement_of(adapter).weights(init_state(adapter, optimizer)), None
+    if objective.needs_critic:
+        judged, critic = make_critic(
+            settings.critic or CriticConfig(),
+            model.architecture,
+            adapter,
+            optimizer=settings.optimizer,
+            steps=settings.steps,
+            value_clip=objective.value_clip,
+            seed=seed,
+        )
+        state = dataclasses.replace(state, critic=judged)
     return Learner(
         model.base,
-        placement_of(adapter).weights(init_state(adapter, optimizer)),
+        state,
         objective,
         settings.packing,
         accumulate=make_accumulate(model.architecture, objective, temperature=temperature),
         apply=make_apply(optimizer),
         score=make_score(model.architecture, temperature=temperature),
         max_skipped=settings.optimizer.max_skipped,
+        critic=critic,
+        seed=seed,
     )
 
 

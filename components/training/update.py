@@ -25,10 +25,9 @@ from components.model.head import CHUNK, token_logprobs
 from components.model.lockstep import made, program
 from components.model.lora import Adapter
 from components.model.sharding import whole_beside
-from components.training.optimizer import Optimizer
+from components.training.critic import CriticState
+from components.training.optimizer import Metrics, Optimizer, Weights, descend
 from components.training.packing import Microbatch
-
-Metrics = dict[str, Array]
 
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
@@ -37,18 +36,29 @@ class TrainState:
     """What an optimizer step changes.
 
     `step` counts optimizer steps, the skipped ones included: it is the policy version. `skipped` counts the steps that
-    left the adapter as it was, because a gradient was not finite or there was no token.
+    left the adapter as it was, because a gradient was not finite or there was no token. A step may make several updates
+    of the adapter: then `step` is counted once, and `skipped` for each. `critic` is there where an objective needs one.
     """
 
     adapter: Adapter
     optimizer: optax.OptState
     step: Int[Array, ""]
     skipped: Int[Array, ""]
+    critic: CriticState | None = None
 
 
 Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
 
-Apply = Callable[[TrainState, Adapter, int | float], tuple[TrainState, Metrics]]
+
+@runtime_checkable
+class Apply(Protocol):
+    """The end of an update; see `make_apply`."""
+
+    def __call__(
+        self, state: TrainState, gradients: Adapter, denominator: int | float, steps: int = 1
+    ) -> tuple[TrainState, Metrics]:
+        """Move the adapter, and count `steps` optimizer steps."""
+        ...
 
 
 @runtime_checkable
@@ -75,9 +85,15 @@ def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
 
 
 @program
-def zero_gradients(adapter: Adapter) -> Adapter:
-    """Fresh float32 sums, to be donated to `accumulate`."""
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), adapter)
+def zero_gradients(weights: Weights) -> Weights:
+    """Fresh float32 sums, of an adapter's or a critic's structure, to be donated to what adds to them."""
+    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), weights)
+
+
+@program
+def next_step(step: Int[Array, ""]) -> Int[Array, ""]:
+    """The optimizer step after `step`, where several updates were made in it."""
+    return step + 1
 
 
 @program
@@ -137,38 +153,34 @@ def make_accumulate(
 
 @program
 def make_apply(optimizer: Optimizer) -> Apply:
-    """A (state, gradients, denominator) -> (state, metrics) that ends an optimizer step.
+    """A (state, gradients, denominator, steps=1) -> (state, metrics) that ends an update, and so many optimizer steps.
 
     Gradients and the state's optimizer part are donated, its adapter is not. When the denominator is 0 or a gradient is
-    not finite, adapter and optimizer state stay as they are and the step counts as skipped. Metrics: `gradient_norm`
-    (before clipping), `update_norm`, `learning_rate`, `skipped` (0 or 1).
+    not finite, adapter and optimizer state stay as they are and the update counts as skipped. Metrics: `gradient_norm`
+    (before clipping), `update_norm`, `learning_rate`, `skipped` (0 or 1). A critic is no part of it: the state comes
+    back without one.
     """
 
-    def step(
-        adapter: Adapter, state: optax.OptState, counts: tuple[Array, Array], gradients: Adapter, denominator: Array
+    def update(
+        adapter: Adapter,
+        state: optax.OptState,
+        counts: tuple[Array, Array],
+        gradients: Adapter,
+        denominator: Array,
+        steps: Array,
     ) -> tuple[TrainState, Metrics]:
         number, skipped = counts
-        gradients = jax.tree.map(lambda leaf: leaf / jnp.maximum(denominator, 1e-30), gradients)
-        norm = optax.tree.norm(jax.tree.leaves(gradients))
-        usable = jnp.isfinite(norm) & (denominator > 0)
-        rate = optimizer.learning_rate(number)
-        directions, moved = optimizer.direction.update(gradients, state, adapter)
-        changes = jax.tree.map(lambda leaf: jnp.where(usable, -rate * leaf, 0.0), directions)
-        kept = jax.tree.map(lambda new, old: jnp.where(usable, new, old), moved, state)
-        metrics = {
-            "gradient_norm": jnp.where(usable, norm, 0.0),
-            "update_norm": optax.tree.norm(jax.tree.leaves(changes)),
-            "learning_rate": rate,
-            "skipped": (~usable).astype(jnp.int32),
-        }
-        moved_adapter = optax.apply_updates(adapter, changes)
-        return TrainState(moved_adapter, kept, number + 1, skipped + metrics["skipped"]), metrics
+        moved, kept, metrics = descend(optimizer, adapter, state, gradients, denominator, number)
+        return TrainState(moved, kept, number + steps, skipped + metrics["skipped"]), metrics
 
-    jitted = jax.jit(step, donate_argnums=(1, 3))
+    jitted = jax.jit(update, donate_argnums=(1, 3))
 
-    def apply(state: TrainState, gradients: Adapter, denominator: int | float) -> tuple[TrainState, Metrics]:
+    def apply(
+        state: TrainState, gradients: Adapter, denominator: int | float, steps: int = 1
+    ) -> tuple[TrainState, Metrics]:
         counts = state.step, state.skipped
-        return jitted(state.adapter, state.optimizer, counts, gradients, np.float32(denominator))
+        divisor = np.float32(denominator)
+        return jitted(state.adapter, state.optimizer, counts, gradients, divisor, np.int32(steps))
 
     return made(apply)
 

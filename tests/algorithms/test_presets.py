@@ -57,6 +57,9 @@ def test_each_preset_is_its_papers():
         "importance_level": ImportanceLevel.TOKEN,
         "importance_cap": 5.0,
     }
+    assert differing("ppo") == {"advantage": AdvantageKind.GAE, "epochs": 2, "minibatches": 2}
+    ppo = objective(preset="ppo")
+    assert (ppo.discount, ppo.decay, ppo.value_clip, ppo.whiten, ppo.bootstrap) == (1.0, 1.0, 0.2, True, True)
     dapo = objective(preset="dapo")
     assert (dapo.overlong_limit, dapo.overlong_buffer, dapo.kl_coefficient) == (20480, 4096, 0.0)
     assert (objective().clip_low, objective().clip_high, objective().aggregation) == (0.2, 0.2, "token_mean")
@@ -93,6 +96,17 @@ SETS = [
         "importance_level": "sequence",
         "importance_floor": 0.25,
         "importance_cap": 3.0,
+    },
+    {
+        "advantage": "gae",
+        "discount": 0.99,
+        "decay": 0.95,
+        "whiten": False,
+        "bootstrap": False,
+        "value_clip": 0.5,
+        "epochs": 3,
+        "minibatches": 4,
+        "max_kl": 0.02,
     },
 ]
 
@@ -145,6 +159,13 @@ def test_the_config_survives_being_written_and_read():
     assert load(ObjectiveConfig, dump(config)) == config
 
 
+def test_a_clip_around_the_steps_start_has_an_effect_where_a_step_makes_several_updates():
+    for several in ({"epochs": 2}, {"minibatches": 3}):
+        made = objective(proximal="current", clip_low=0.1, dual_clip=3.0, **several)
+        assert (made.clip_low, made.several_updates, made.needs_proximal) == (0.1, True, True)
+    assert not objective(epochs=2).needs_proximal
+
+
 MASKED = {"proximal": "current", "importance_rule": "mask"}
 
 
@@ -163,7 +184,14 @@ MASKED = {"proximal": "current", "importance_rule": "mask"}
         ({"clip_low": -0.1}, "clip_low", "greater than 0"),
         ({"clip": 0.2}, "clip", "unknown key"),
         ({"preset": "trpo"}, "preset", "'dapo'"),
-        ({"discount": 0.9}, "discount", "unless advantage is reinforce_pp"),
+        ({"discount": 0.9}, "discount", "unless advantage is reinforce_pp or gae"),
+        ({"decay": 0.9}, "decay", "unless advantage is gae"),
+        ({"whiten": True}, "whiten", "unless advantage is gae"),
+        ({"bootstrap": False}, "bootstrap", "unless advantage is gae"),
+        ({"preset": "reinforce_pp", "value_clip": 0.5}, "value_clip", "unless advantage is gae"),
+        ({"preset": "ppo", "epochs": 1, "max_kl": 0.1}, "max_kl", "while epochs is 1"),
+        ({"epochs": 0}, "epochs", "greater than or equal to 1"),
+        ({"preset": "ppo", "decay": 1.1}, "decay", "less than or equal to 1"),
         ({"preset": "gspo", "dual_clip": 3.0}, "dual_clip", "while surrogate is gspo"),
         ({"preset": "cispo", "proximal": "current"}, "proximal", "needs surrogate clipped"),
         ({"overlong_limit": 100}, "overlong_limit", "while overlong_penalty is 0"),
@@ -211,6 +239,26 @@ def test_a_key_that_cannot_work_or_would_change_nothing_is_named_with_its_reason
         (
             {"preset": "reinforce_pp", "discount": 0.9},
             ["mean of the batch's tokens", "discounted by 0.9 per sampled token"],
+        ),
+        (
+            {"preset": "ppo", "discount": 0.99, "decay": 0.9, "value_clip": 0.4, "max_kl": 0.03},
+            [
+                "A = r + 0.99 * V0 of the next sampled token - V0 + 0.891 * A of the next sampled token",
+                "then (A - mean of the batch's tokens) / (their std, n - 1, + 1e-06)",
+                "where the episode was truncated what the critic expects of the state it was cut in",
+                "mean over sampled tokens of 1/2 * max((V - G)^2, (clip(V, V0 - 0.4, V0 + 0.4) - G)^2)",
+                "N = sampled tokens of the minibatch",
+                "passes over its tokens 2 times, each time in 2 shuffled minibatches",
+                "none after one with KL(behavior || policy) > 0.03",
+            ],
+        ),
+        (
+            {"preset": "ppo", "whiten": False, "bootstrap": False, "value_clip": 0.0, "minibatches": 1, "epochs": 1},
+            ["behind the last token 0, where the episode was truncated 0, too", "1/2 * (V - G)^2", "G = A + V0"],
+        ),
+        (
+            {"proximal": "current", "epochs": 2},
+            ["-importance * min(u * A, clip(u, 1 - 0.2, 1 + 0.2) * A)", "policy at the start of the optimizer step"],
         ),
         ({"preset": "decoupled"}, ["-importance * min(u * A,", "min(weight, 5)", "a = 1 - 1 / (versions since"]),
     ],

@@ -50,6 +50,36 @@ def test_undiscounted_gae_is_the_return_less_the_value():
     assert advantages == pytest.approx([3.0 - 0.5, 3.0 - 0.25, 0.0, 0.0, 2.0 - 1.0])
 
 
+def published_gae(rewards, values, mask, discount: float, decay: float):
+    """As implementations for many turns write it: from the last column to the first, carried over what is masked."""
+    advantages, after, next_value = np.zeros_like(rewards), np.zeros(len(rewards)), np.zeros(len(rewards))
+    for column in reversed(range(rewards.shape[1])):
+        surprise = rewards[:, column] + discount * next_value - values[:, column]
+        here = mask[:, column]
+        after = np.where(here, surprise + discount * decay * after, after)
+        next_value = np.where(here, values[:, column], next_value)
+        advantages[:, column] = after
+    return advantages, advantages + values
+
+
+def published_whitening(advantages, mask):
+    kept = advantages[mask]
+    return (advantages - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8)
+
+
+def test_gae_and_its_whitening_are_those_of_published_implementations():
+    random = np.random.default_rng(1)
+    rewards, values = random.normal(size=(2, 6, 20))
+    mask = random.random((6, 20)) < 0.6
+    wanted, wanted_returns = published_gae(rewards, values, mask, 0.97, 0.9)
+    rows = zip(rewards.tolist(), values.tolist(), mask.tolist(), strict=True)
+    judged = [generalised_advantages(*row, discount=0.97, decay=0.9) for row in rows]
+    found, returns = (np.array([each[which] for each in judged]) for which in (0, 1))
+    np.testing.assert_allclose(found[mask], wanted[mask])
+    np.testing.assert_allclose(returns[mask], wanted_returns[mask])
+    np.testing.assert_allclose(normalised(found[mask].tolist()), published_whitening(wanted, mask)[mask], rtol=1e-5)
+
+
 def test_a_batch_is_normalised_over_its_tokens():
     found = normalised([0.0, 1.0, 1.0, 4.0])
     deviations = np.array([0.0, 1.0, 1.0, 4.0]) - 1.5

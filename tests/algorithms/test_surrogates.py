@@ -77,6 +77,27 @@ def test_gspo_clips_the_ratio_of_a_sequence_and_shares_its_gradient():
     assert list(gradient == 0) == [False] * 5 + [True] * 2
 
 
+def test_a_step_of_several_updates_is_clipped_around_the_policy_at_its_start():
+    """u = policy / start is held within the clip, and start / behavior weighs the token, cut at the cap."""
+    made = objective(proximal="current", epochs=2, clip_low=0.2, clip_high=0.3, importance_cap=1.1)
+    logprobs, laid = tokens()
+    drift = np.array([0.2, 0.1, -0.3, 0.0, 0.25, 0.4, -0.1])
+    start = jnp.asarray(np.append(BEHAVIOR + drift, [900.0, -900.0]), jnp.float32)
+    laid = laid.replace(proximal_logprobs=start)
+
+    def total(given):
+        return policy_loss(made, given, laid, jnp.int32(5)).losses.sum()
+
+    found = policy_loss(made, logprobs, laid, jnp.int32(5))
+    u, weight = np.exp(LOGPROBS - BEHAVIOR - drift), np.minimum(np.exp(drift), 1.1)
+    np.testing.assert_allclose(found.losses[:7], weight * bound(u, 0.2, 0.3), rtol=1e-5)
+    wanted = np.where(pulls(u, 0.2, 0.3), -weight * u * A, 0.0)
+    assert 0 < np.count_nonzero(wanted) < 7
+    np.testing.assert_allclose(jax.grad(total)(logprobs), np.append(wanted, [0.0, 0.0]), rtol=1e-5)
+    with pytest.raises(ValueError, match="several updates"):
+        policy_loss(made, *tokens(), jnp.int32(5))
+
+
 def test_gspo_on_policy_has_ratio_exactly_one():
     _, laid = tokens()
     losses = policy_loss(objective(preset="gspo"), laid.behavior_logprobs, laid, None).losses

@@ -49,6 +49,7 @@ SIDES = {
     "cispo": Side({"preset": "cispo"}, {}),
     "rloo": Side({"preset": "rloo"}, {}),
     "reinforce_pp": Side({"preset": "reinforce_pp"}, {}),
+    "ppo": Side({"preset": "ppo"}, {}),
     "grpo_4_versions_ahead": Side({"preset": "grpo"}, STALE),
     "decoupled_4_versions_ahead": Side({"preset": "decoupled"}, STALE),
 }

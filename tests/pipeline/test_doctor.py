@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from components.errors import ConfigError
 from components.model.architecture import Architecture
 from components.model.footprint import base_parameters, bytes_of
 from components.model.lora import LoraConfig
@@ -175,6 +176,35 @@ def test_the_plan_of_a_quantised_base_has_its_bytes() -> None:
     # A byte a number, and four for each token and each output of the linear layers; the norms stay float32.
     scales = 18 + 3 * (4 * 64 + 2 * 256 + 64)
     assert plan["base_bytes"] == 64 * 18 + 3 * (4 * 64 * 64 + 3 * 64 * 256) + 4 * (scales + 7 * 64)
+
+
+def test_the_plan_counts_a_critics_adapter_and_head_its_moments_and_its_gradients() -> None:
+    plain, plan = (diagnose(load_recipe("smoke", {"train.objective": {"preset": each}})) for each in ("grpo", "ppo"))
+    assert "critic_bytes" not in plain["memory_plan"]
+    # The policy's adapter stands twice in `adapter_bytes`; the head has a weight for each of 64 places and a bias.
+    adapter = plain["memory_plan"]["adapter_bytes"] // 2
+    assert plan["memory_plan"]["critic_bytes"] == 5 * (adapter + 4 * (64 + 1))
+    assert "value loss = mean over sampled tokens of 1/2 * max((V - G)^2" in plan["objective"]
+    own = {"train.objective": {"preset": "ppo"}, "train.critic": {"lora": {"rank": 2, "targets": [".*q_proj"]}}}
+    small = diagnose(load_recipe("smoke", own))["memory_plan"]
+    assert small["critic_bytes"] == 5 * 4 * (3 * 2 * (64 + 64) + 64 + 1)
+
+
+def test_what_a_critic_is_told_in_vain_is_named_with_its_reason() -> None:
+    with pytest.raises(
+        ConfigError, match=r"train\.critic: has no effect unless objective\.advantage is gae, and it is"
+    ):
+        load_recipe("smoke", {"train.critic": {}})
+    with pytest.raises(ConfigError, match=r"minibatches: is more than the 16 x 8 = 128 episodes of an optimizer step"):
+        load_recipe("smoke", {"train.objective.minibatches": 129})
+    found = problems_with(
+        train__objective={"preset": "ppo"},
+        train__critic={"lora": {"targets": [".*attn_vec"]}, "optimizer": {"warmup_steps": 40}},
+    )
+    assert [problem.partition(":")[0] for problem in found] == [
+        "train.critic.optimizer.warmup_steps",
+        "train.critic.lora.targets",
+    ]
 
 
 BROKEN = {

@@ -49,8 +49,8 @@ RunRecords.step = lambda self, *arguments: os.kill(os.getpid(), signal.SIGKILL)
     "the middle of a micro-batch": """
 from components.training.learner import Learner
 before, calls = Learner._train, iter(range(10**9))
-def killed(self, microbatch):
-    before(self, microbatch)
+def killed(self, *arguments):
+    before(self, *arguments)
     if next(calls) == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 Learner._train = killed

@@ -211,10 +211,10 @@ def test_a_step_in_which_nothing_was_played_has_numbers_that_are_finite():
 def test_gradients_that_are_not_finite_stop_the_run_after_a_bound_and_poison_nothing():
     broken = [True]
 
-    def apply(state, gradients, denominator):
+    def apply(state, gradients, denominator, steps=1):
         if broken[0]:
             gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), gradients)
-        return APPLY(state, gradients, denominator)
+        return APPLY(state, gradients, denominator, steps)
 
     made = learner(apply=apply)
 

@@ -2,8 +2,12 @@
 
 import pytest
 
+from components.algorithms.objective import ObjectiveConfig
+from components.algorithms.presets import Preset
 from components.config import dump
 from components.errors import ConfigError
+from components.training.critic import CriticConfig
+from components.training.optimizer import OptimizerConfig
 from components.training.resumable import FREE, flattened, refuse_changes
 from components.training.run import TrainConfig
 from pipeline.recipe import load_recipe
@@ -53,6 +57,8 @@ def test_the_number_of_steps_is_refused_where_the_learning_rate_depends_on_it():
 
 
 def test_every_free_key_is_a_key_of_the_train_section():
-    known = {f"train.{key}" for key in flattened(dump(TrainConfig(steps=1)))}
+    critic = CriticConfig(optimizer=OptimizerConfig())
+    whole = TrainConfig(steps=1, objective=ObjectiveConfig(preset=Preset.PPO), critic=critic)
+    known = {f"train.{key}" for key in flattened(dump(whole))}
     for key in FREE:
         assert any(each == key or each.startswith(f"{key}.") for each in known), key
