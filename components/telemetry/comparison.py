@@ -15,6 +15,7 @@ from markupsafe import Markup
 from components import storage
 from components.telemetry import formatting, plots
 from components.telemetry.page import render_page
+from components.telemetry.palette import PAGE, page_colors, run_colors
 from components.telemetry.run_files import FATES, STEP_KEYS, RunRecord
 
 _SIGNALS = ("accuracy", "entropy", "reference_kl", "loss", "gradient_norm", "episode_seconds", "tool_error_rate")
@@ -88,8 +89,8 @@ def write_comparison(runs: Sequence[ComparedRun], uri: str) -> str:
 def render_comparison(runs: Sequence[ComparedRun]) -> str:
     """The whole HTML page. Sections of which nothing is known are left out."""
     names = [run.name for run in runs]
-    marks = plots.run_colors(names, plots.PAGE)
-    colors = plots.page_colors(marks)
+    marks = run_colors(names, PAGE)
+    colors = page_colors(marks)
     parameters = differing_parameters(runs)
     rewards = {run.name: points for run in runs if (points := run.record.series("reward_mean"))}
     return render_page(
@@ -181,7 +182,7 @@ def _curve(rewards: Mapping[str, Sequence[tuple[int, float]]], marks: Mapping[st
     return {
         key: Markup(
             plots.page_svg(
-                plots.curves(rewards, marks, unit="reward", share=True, palette=plots.PAGE, size=size),
+                plots.curves(rewards, marks, unit="reward", share=True, palette=PAGE, size=size),
                 title="Mean reward of each optimizer step, of every run",
                 name=f"curve-{key}",
             )
@@ -195,7 +196,7 @@ def _signal(key: str, runs: Sequence[ComparedRun], marks: Mapping[str, str]) -> 
     if not series:
         return None
     name = key.replace("_", " ").removesuffix(" mean")
-    figure = plots.curves(series, marks, unit="", share=key == "accuracy", palette=plots.PAGE, size=(4.3, 2.2))
+    figure = plots.curves(series, marks, unit="", share=key == "accuracy", palette=PAGE, size=(4.3, 2.2))
     picture = plots.page_svg(figure, title=f"{name} of every run", name=key.replace("_", "-"))
     return {"name": name, "meaning": STEP_KEYS[key], "picture": Markup(picture)}
 

@@ -2,104 +2,37 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from jaxtyping import Float
+from markupsafe import escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from components.telemetry.clock import STARTING, is_waiting
+from components.telemetry import formatting
+from components.telemetry.palette import LIGHT, Palette, as_variables
+
+Points = Sequence[tuple[int | float, int | float]]
+Marked = Sequence[tuple[int | float, int | float, str, str]]
+"""Points that lead somewhere: across, up, the link, and what is read out of it."""
 
 _MOST_BARS = 48  # more steps than this share bars, so that a long run's picture stays light and legible
 _MOST_POINTS = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Palette:
-    """Colours by their use. Work is what a role should do, waiting is what it should not; then fates of tokens."""
-
-    ink: str
-    muted: str
-    grid: str
-    accent: str
-    accent_soft: str
-    second: str
-    start: str
-    work_1: str
-    work_2: str
-    work_3: str
-    wait_1: str
-    wait_2: str
-    wait_3: str
-    stale: str
-    filtered: str
-    failed: str
-    surplus: str
-    flight: str
-    page: str
-
-
-LIGHT = Palette(
-    ink="#14232b",
-    muted="#5d6f79",
-    grid="#dfe6ea",
-    accent="#0b7285",
-    accent_soft="#74b9c6",
-    second="#c2410c",
-    start="#c3ced4",
-    work_1="#0b7285",
-    work_2="#3a9aab",
-    work_3="#7cc0cc",
-    wait_1="#f0a13c",
-    wait_2="#f6c888",
-    wait_3="#d9733a",
-    stale="#b98a52",
-    filtered="#9fb3bd",
-    failed="#c2410c",
-    surplus="#7f8fc9",
-    flight="#c9d5db",
-    page="#ffffff",
-)
-DARK = Palette(
-    ink="#e6eef2",
-    muted="#93a5b0",
-    grid="#24343e",
-    accent="#4cc2d6",
-    accent_soft="#2c7f90",
-    second="#fb923c",
-    start="#455863",
-    work_1="#3bb3c8",
-    work_2="#2b8294",
-    work_3="#1f5c69",
-    wait_1="#e59a35",
-    wait_2="#a8742f",
-    wait_3="#c2602c",
-    stale="#c79a62",
-    filtered="#5d727d",
-    failed="#ea6a34",
-    surplus="#8593d6",
-    flight="#33454f",
-    page="#101a20",
-)
-_NAMES = [field.name for field in fields(Palette)]
-# Colours that no picture would choose, to be told apart in the SVG and replaced by the page's own variables.
-_MARKS = Palette(*(f"#0102{number:02x}" for number in range(len(_NAMES))))
-
-
-def css_variables(palette: Palette) -> str:
-    """The palette as CSS custom properties, which `page_svg` refers to."""
-    return " ".join(
-        f"--{name.replace('_', '-')}: {color};" for name, color in zip(_NAMES, astuple(palette), strict=True)
-    )
+_PLACES = "(?:trajectory|step)-"  # parts of the page that links of a picture lead to
 
 
 def learning_curve(
-    metrics: Sequence[Mapping[str, Any]], *, palette: Palette = LIGHT, size: tuple[float, float] = (8.6, 3.0)
+    metrics: Sequence[Mapping[str, Any]],
+    *,
+    marked: Marked = (),
+    palette: Palette = LIGHT,
+    size: tuple[float, float] = (8.6, 3.0),
 ) -> Figure:
     """Mean reward of each optimizer step as points, with a smoothed line; evaluations as diamonds where there are any.
 
@@ -117,6 +50,7 @@ def learning_curve(
         axes.plot(*zip(*scores, strict=True), "D", color=palette.second, markersize=5.5)
     values = [*rewards[:, 1], *(score for _, score in scores)]
     _unit_range(axes, values)
+    _mark(axes, marked, palette)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("reward")
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)
@@ -138,15 +72,16 @@ def stacked_bars(
     """
     figure, axes = _figure(size, palette)
     bars = np.array_split(np.arange(len(amounts)), min(len(amounts), _MOST_BARS)) if amounts else []
-    middles = [float(np.mean([amounts[index][0] for index in bar])) for bar in bars]
-    widths = [0.82 * len(bar) for bar in bars]
+    middles = np.array([np.mean([amounts[index][0] for index in bar]) for bar in bars])
+    widths = np.array([0.82 * len(bar) for bar in bars])
     base = np.zeros(len(bars))
     for name, color in colors.items():
         heights = np.array([np.mean([amounts[index][1].get(name, 0.0) for index in bar]) for bar in bars])
-        axes.bar(middles, heights, widths, base, color=color, linewidth=0)
+        axes.add_patch(PathPatch(_boxes(middles, widths, base, base + heights), facecolor=color, linewidth=0))
         base += heights
     if amounts:
         axes.set_xlim(amounts[0][0] - 0.6, amounts[-1][0] + 0.6)
+        axes.set_ylim(0, 1.04 * float(base.max()) or 1.0)
     axes.set_xlabel(across)
     axes.set_ylabel(unit)
     axes.yaxis.set_major_locator(MaxNLocator(3))
@@ -155,37 +90,66 @@ def stacked_bars(
 
 
 def lines(
-    series: Mapping[str, Sequence[tuple[int, float]]],
+    series: Mapping[str, Points],
     colors: Mapping[str, str],
     *,
-    level: float,
+    level: int | float | None = None,
+    marked: Marked = (),
+    decades: bool = False,
     palette: Palette = LIGHT,
     size: tuple[float, float] = (4.3, 2.2),
 ) -> Figure:
-    """A line over optimizer steps for each name, from 0 upwards, beside a dashed one at `level`."""
+    """A line over optimizer steps for each name, from 0 upwards or over `decades`, beside a dashed one at `level`."""
     figure, axes = _figure(size, palette)
-    axes.axhline(level, color=palette.muted, linewidth=1.0, linestyle=(0, (4, 3)))
+    if level is not None:
+        axes.axhline(level, color=palette.muted, linewidth=1.0, linestyle=(0, (4, 3)))
     for name, points in series.items():
         thinned = _thinned(points)
         axes.plot(thinned[:, 0], thinned[:, 1], color=colors[name], linewidth=2.0, solid_capstyle="round")
-    highest = max((value for points in series.values() for _, value in points), default=1.0)
-    axes.set_ylim(0, 1.08 * max(highest, level, 1.0))
-    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
+    values = [value for points in series.values() for _, value in points]
+    if decades and min(values, default=0.0) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=5))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.number(value, digits=1)))
+        # A range within one decade would have no label.
+        low, high = np.log10(min(values)), np.log10(max(values))
+        axes.set_ylim(10.0 ** np.floor(low - 0.05), 10.0 ** np.ceil(high + 0.05))
+    else:
+        highest = max([*values, level or 0.0])
+        axes.set_ylim(min(0.0, *values, 0.0), 1.08 * highest if highest > 0 else 1.0)
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
+    _mark(axes, marked, palette)
     axes.set_xlabel("optimizer step")
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)
     return figure
 
 
+def scatter(
+    points: Marked, *, color: str, unit: str = "", palette: Palette = LIGHT, size: tuple[float, float] = (4.3, 2.2)
+) -> Figure:
+    """A point over its optimizer step for each of them, all of which lead somewhere."""
+    figure, axes = _figure(size, palette)
+    across, up = [point[0] for point in points], [point[1] for point in points]
+    axes.scatter(across, up, s=16, c=color, alpha=0.55, linewidths=0, urls=[point[2] for point in points])
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", color=palette.grid, linewidth=0.8)
+    return figure
+
+
 def curves(
-    series: Mapping[str, Sequence[tuple[int, float]]],
+    series: Mapping[str, Points],
     colors: Mapping[str, str],
     *,
     unit: str,
     share: bool,
+    across: str = "optimizer step",
     palette: Palette = LIGHT,
     size: tuple[float, float] = (8.6, 3.4),
 ) -> Figure:
-    """A smoothed line over optimizer steps for each run, over its own values as faint points.
+    """A smoothed line for each run, over optimizer steps or what `across` says, over its own values as faint points.
 
     `share` says that values between 0 and 1 are shown on the whole of that range.
     """
@@ -198,75 +162,48 @@ def curves(
         axes.plot(steps, smoothed(thinned[:, 1], at), color=colors[name], linewidth=2.0, solid_capstyle="round")
     if share:
         _unit_range(axes, [value for points in series.values() for _, value in points])
-    axes.set_xlabel("optimizer step")
+    axes.set_xlabel(across)
     axes.set_ylabel(unit)
     axes.grid(axis="y", color=palette.grid, linewidth=0.8)
     return figure
 
 
-def run_colors(runs: Sequence[str], palette: Palette = LIGHT) -> dict[str, str]:
-    """A colour for each of several runs; after ten they come again."""
-    known = (
-        palette.accent,
-        palette.second,
-        palette.surplus,
-        palette.wait_1,
-        palette.ink,
-        palette.stale,
-        palette.work_3,
-        palette.wait_3,
-        palette.filtered,
-        palette.muted,
-    )
-    return _cycled(runs, known)
-
-
-def state_colors(states: Iterable[str], palette: Palette = LIGHT) -> dict[str, str]:
-    """A colour for each state: one family for work, another for waiting. Work comes first, the start last."""
-    known = list(dict.fromkeys(states))
-    work = [state for state in known if not is_waiting(state) and state != STARTING]
-    waits = [state for state in known if is_waiting(state)]
-    starts = [state for state in known if state == STARTING]
-    return (
-        _cycled(work, (palette.work_1, palette.work_2, palette.work_3))
-        | _cycled(waits, (palette.wait_1, palette.wait_2, palette.wait_3))
-        | _cycled(starts, (palette.start,))
-    )
-
-
-def fate_colors(palette: Palette = LIGHT) -> dict[str, str]:
-    """A colour for each fate of a token, in the order of `run_files.FATES`."""
-    return {
-        "trained": palette.accent,
-        "stale": palette.stale,
-        "filtered": palette.filtered,
-        "failed": palette.failed,
-        "surplus": palette.surplus,
-        "in_flight": palette.flight,
-    }
-
-
-def page_colors(colors: Mapping[str, str]) -> dict[str, str]:
-    """Colours of the page palette as CSS `var(...)`, for legends."""
-    return {state: _as_variables(color) for state, color in colors.items()}
-
-
-PAGE = _MARKS
-"""The palette of figures that are meant for `page_svg`."""
-
-
-def page_svg(figure: Figure, *, title: str, name: str) -> str:
+def page_svg(figure: Figure, *, title: str, name: str, marked: Marked = ()) -> str:
     """The figure as an `<svg>` element for a page that holds the palette's CSS variables. Text stays text.
 
-    `title` is read out to people who cannot see it; `name` keeps its ids apart from those of other figures.
+    `title` is read out to people who cannot see it; `name` keeps its ids apart from those of other figures. What the
+    points of `marked` say is the text of their links.
     """
     text = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Title": title})
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    return _as_variables(svg.replace("<svg ", '<svg role="img" ', 1))
+    svg = re.sub(rf'(\bid="|href="#(?!{_PLACES})|url\(#)', rf"\g<1>{name}-", svg)
+    labels = {link: escape(label) for _, _, link, label in marked}
+    svg = re.sub(
+        r'<a xlink:href="([^"]*)"( target="[^"]*")?>',
+        lambda found: f'<a href="{found[1]}" aria-label="{labels[found[1]]}"><title>{labels[found[1]]}</title>',
+        svg,
+    )
+    # What holds links is no single picture to those who have it read out.
+    return as_variables(svg.replace("<svg ", f'<svg role="{"group" if labels else "img"}" ', 1))
+
+
+def standing_out(values: Sequence[int | float], most: int = 6) -> list[int]:
+    """Which of the values lie far from the median of those around them: five times as far as is usual.
+
+    At most so many, in their order.
+    """
+    if len(values) < 8:
+        return []
+    array = np.asarray(values, np.float64)
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(array, 3, mode="reflect"), 7)
+    away = np.abs(array - np.median(around, axis=1))
+    # What differs by less than a hundredth of the largest value is noise of the arithmetic.
+    least = max(5 * float(np.median(away)), 0.01 * float(np.abs(array).max()))
+    far = [int(at) for at in np.argsort(-away)[:most] if away[at] > least]
+    return sorted(far)
 
 
 def smoothed(values: Float[np.ndarray, "steps"], at: Float[np.ndarray, "points"]) -> Float[np.ndarray, "points"]:
@@ -292,14 +229,35 @@ def _figure(size: tuple[float, float], palette: Palette) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _unit_range(axes: Axes, values: Sequence[float]) -> None:
+def _boxes(
+    middles: Float[np.ndarray, "bars"],
+    widths: Float[np.ndarray, "bars"],
+    low: Float[np.ndarray, "bars"],
+    high: Float[np.ndarray, "bars"],
+) -> Path:
+    """All bars of one colour as one shape, which is drawn many times faster than so many shapes."""
+    left, right = middles - widths / 2, middles + widths / 2
+    corners = [np.stack(corner, axis=1) for corner in ((left, low), (left, high), (right, high), (right, low))]
+    return Path.make_compound_path_from_polys(np.stack(corners, axis=1))
+
+
+def _mark(axes: Axes, marked: Marked, palette: Palette) -> None:
+    if marked:
+        links = [point[2] for point in marked]
+        across, up = [point[0] for point in marked], [point[1] for point in marked]
+        axes.scatter(
+            across, up, s=46, facecolors="none", edgecolors=palette.second, linewidths=1.4, urls=links, zorder=5
+        )
+
+
+def _unit_range(axes: Axes, values: Sequence[int | float]) -> None:
     """A reward between 0 and 1 is shown on the whole of that range, so that pictures of two runs compare."""
     if all(0 <= value <= 1 for value in values):
         axes.set_ylim(-0.04, 1.06)
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
 
 
-def _thinned(points: Sequence[tuple[int, float]]) -> Float[np.ndarray, "points 2"]:
+def _thinned(points: Points) -> Float[np.ndarray, "points 2"]:
     """At most _MOST_POINTS points: neighbours are averaged."""
     array = np.array(points, dtype=np.float64).reshape(-1, 2)
     if len(array) <= _MOST_POINTS:
@@ -309,13 +267,3 @@ def _thinned(points: Sequence[tuple[int, float]]) -> Float[np.ndarray, "points 2
 
 def _point_size(count: int) -> float:
     return float(np.clip(60 / np.sqrt(max(count, 1)), 2.0, 7.0))
-
-
-def _cycled(states: Sequence[str], colors: Sequence[str]) -> dict[str, str]:
-    return {state: colors[index % len(colors)] for index, state in enumerate(states)}
-
-
-def _as_variables(text: str) -> str:
-    for name, mark in zip(_NAMES, astuple(_MARKS), strict=True):
-        text = text.replace(mark, f"var(--{name.replace('_', '-')})")
-    return text

@@ -51,6 +51,11 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
         "selection": _selection(step, steps),
         "staleness_mean": chance.random(),
         "episode_seconds": 4 + chance.random() * 2 - 2 * progress,
+        "episodes": 32,
+        "failures": {"tool": 1} if failed else {},
+        "canary_difference": 3e-6 * (1 + chance.random()),
+        "reward_parts": {"correct": reward, "format": 0.0},
+        "tools": _tools(step, chance),
         "tool_seconds": 0.4 * chance.random(),
         "tool_error_rate": 0.4 * (1 - progress),
         "tokens": {
@@ -65,6 +70,9 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
         "trainer_seconds": {
             "busy": 5 + chance.random(),
             "waiting for generation": 6 * (1.3 - progress) * chance.random() + 0.8,
+            "waiting for tools": 0.3 * chance.random(),
+            "waiting for graders": 0.2 * chance.random(),
+            "compiling": 0.1,
             "weight sync": 0.2,
         }
         | ({"starting": 9.0} if step == 1 else {}),
@@ -73,6 +81,22 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
             "prefill": 1.2,
             "waiting for tools": 0.8 * chance.random(),
             "waiting for admission": 1.5 * chance.random(),
+        },
+    }
+
+
+def _tools(step: int, chance: random.Random) -> dict:
+    """Two tools, one of which is slow at times and times out."""
+    slow = 4.0 if step % 7 == 3 else 0.4
+    return {
+        "calculator": {"calls": 40, "errors": {}, "p50": 0.001, "p95": 0.002, "p99": 0.004, "max": 0.01},
+        "search": {
+            "calls": 12,
+            "errors": {"timeout": 1} if slow > 1 else {},
+            "p50": 0.1 + 0.05 * chance.random(),
+            "p95": slow,
+            "p99": slow * 1.5,
+            "max": slow * 2,
         },
     }
 
@@ -190,12 +214,33 @@ def _trajectory(number: int, count: int, steps: int, chance: random.Random) -> d
     else:
         messages.append({"role": "assistant", "content": f"{HOSTILE} I think it is {left * right + 10}."})
     cut = not solved and number % 3
+    step = 1 + number * steps // count
     return {
-        "step": 1 + number * steps // count,
+        "step": step,
         "task_id": f"arithmetic-{number}",
         "reward": 1.0 if solved else 0.0,
         "reward_parts": {"correct": 1.0 if solved else 0.0, "format": 0.0},
         "outcome": "truncated" if cut else "finished",
         "cut_by": "turns" if cut else None,
+        "tokens": 12,
+        "seconds": round(2 + chance.random(), 3),
+        "staleness": chance.choice([0, 0, 1]),
+        "tool_calls": 1,
+        "tool_errors": 0,
+        "malformed_calls": int(bool(cut)),
         "messages": messages,
+        "turns": [_turn(question, str(messages[-1]["content"] or "…"), step, chance)],
+    }
+
+
+def _turn(prompt: str, text: str, step: int, chance: random.Random) -> dict:
+    tokens = [text[at : at + 3] for at in range(0, len(text), 3)]
+    versions = [[max(0, step - 2), len(tokens) // 2], [step - 1, len(tokens) - len(tokens) // 2]]
+    return {
+        "prompt": prompt,
+        "prompt_tokens": len(prompt) // 3,
+        "tokens": tokens,
+        "logprobs": [round(-chance.expovariate(2), 3) for _ in tokens],
+        "versions": versions,
+        "finish": "stop",
     }

