@@ -55,8 +55,11 @@ def split_files(source: str, split: str, *, hub: Hub = Hub()) -> list[str]:
     names = [name[below:] for name in storage.list_files(folder) if PurePosixPath(name).suffix in ENDINGS]
     found = [name for name in names if _is_of(name, split, config)]
     folders = sorted({str(PurePosixPath(name).parent) for name in found})
+    if not names:
+        where = storage.join(folder, f"{split}.jsonl")
+        raise DataError(Problem(where, source, "there is no such file, and no .parquet or .json in this folder"))
     if not found:
-        message = f"has no file of the split {split}; it holds {', '.join(names[:8]) or 'no .jsonl or .parquet'}"
+        message = f"has no file of the split {split}; it holds {', '.join(names[:8])}"
         raise DataError(Problem(source, split, message))
     if len(folders) > 1:
         message = f"has the split {split} in several folders; name one, as in {source}/{folders[0]} or hub:NAME#CONFIG"
