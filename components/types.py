@@ -29,21 +29,29 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that the policy tried to write. `reason` is shown to the policy, which can learn from it."""
+    """A call that the policy tried to write. `reason` is shown to the policy, which can learn from it.
+
+    `kind` is the reason in one word, by which metrics count: see `components.rollout.call_text.KINDS`.
+    """
 
     text: str
     reason: str
+    kind: str = "form"
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `name` is the tool's name where the role is TOOL."""
+    """One message of a conversation. `name` is the tool's name where the role is TOOL.
+
+    `thinking` is what a policy wrote in a thinking block before its answer: no part of the answer, and no call in it.
+    """
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed_calls: tuple[MalformedCall, ...] = ()
     name: str | None = None
+    thinking: str = ""
 
 
 @dataclass(frozen=True, slots=True)

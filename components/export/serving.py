@@ -1,6 +1,5 @@
 """A base's source -> what a serving engine needs beside the weights: the tokenizer's files and a generation config."""
 
-import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from components.engine.sampling import SamplingConfig
 from components.model.architecture import Architecture
-from components.model.checkpoint_folder import GENERATION_FILE, ends_of_text, write_json
+from components.model.checkpoint_folder import ends_of_text, own_ends, own_generation, write_json
 from components.rollout import gguf_tokenizer
 from components.rollout.tokenizer import FILE, Tokenizer
 
@@ -48,10 +47,8 @@ def generation_config(
     ends a turn: an engine that knows one of them less would not stop where the policy does. The rule of sampling is
     `sampling`, or else the base's own.
     """
-    path = source / GENERATION_FILE
-    own: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    ends = own.get("eos_token_id") or []
-    ends = list(dict.fromkeys([*([ends] if isinstance(ends, int) else ends), *architecture.eos_token_ids, *stops]))
+    own = own_generation(source)
+    ends = list(dict.fromkeys([*own_ends(source, architecture), *stops]))
     rule = {key: value for key, value in own.items() if key not in _NO_RULE}
     if sampling is not None:
         padding = {key: rule[key] for key in ("pad_token_id",) if key in rule}

@@ -61,6 +61,19 @@ def ends_of_text(architecture: Architecture) -> dict[str, Any]:
     return {key: value for key, value in ids.items() if value is not None}
 
 
+def own_generation(folder: Path) -> dict[str, Any]:
+    """The generation config that a checkpoint brings; empty where it brings none."""
+    path = folder / GENERATION_FILE
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def own_ends(folder: Path, architecture: Architecture) -> tuple[int, ...]:
+    """Every token that ends a text, as the checkpoint names them: in its generation config, then in its config."""
+    ends = own_generation(folder).get("eos_token_id") or []
+    return tuple(dict.fromkeys([*([ends] if isinstance(ends, int) else ends), *architecture.eos_token_ids]))
+
+
 def _write_shards(
     folder: Path, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], dtype: np.dtype[Any], max_bytes: int
 ) -> None:

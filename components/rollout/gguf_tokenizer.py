@@ -1,7 +1,7 @@
 """The vocabulary in a GGUF file -> a tokenizer of the `tokenizers` library.
 
-Two kinds are read: "gpt2", byte-level BPE with its merges (SmolLM2), and "llama", SentencePiece BPE with scores (Gemma
-3). Only the header of the file is read, so the first part of a split file is enough.
+Two kinds are read: "gpt2", byte-level BPE with its merges (SmolLM2, Qwen, Llama 3), and "llama", SentencePiece BPE with
+scores (Gemma 3). Only the header of the file is read, so the first part of a split file is enough.
 """
 
 import mmap
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from components.errors import WeightsError
@@ -22,8 +22,18 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
-def load(path: Path) -> Tokenizer:
-    """The tokenizer in the header of a GGUF file. Raises WeightsError when there is none that can be read."""
+# What splits text into words before the merges, of the families of Llama 3 and Qwen 2: they differ in the digits.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_SPLITS = ("llama-bpe", "llama3", "llama-v3")
+
+
+def load(path: Path) -> tuple[Tokenizer, str | None]:
+    """The tokenizer in the header of a GGUF file, and the chat template where there is one.
+
+    Raises WeightsError when there is none that can be read.
+    """
     header = read_header(path)
     kind = header.get("tokenizer.ggml.model")
     builders: dict[Any, Callable[[Mapping[str, Any], Path], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}
@@ -31,7 +41,8 @@ def load(path: Path) -> Tokenizer:
         raise WeightsError(f"{path}: cannot read a tokenizer of kind {kind!r}; known: {', '.join(builders)}")
     tokenizer = builders[kind](header, path)
     _add_special_tokens(tokenizer, header)
-    return tokenizer
+    template = header.get("tokenizer.chat_template")
+    return tokenizer, template if isinstance(template, str) else None
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -80,18 +91,29 @@ def _read_value(data: mmap.mmap, at: int, kind: int) -> tuple[Any, int]:
 def _byte_level(header: Mapping[str, Any], path: Path) -> Tokenizer:
     """GPT-2's BPE over bytes. What splits the text before it is named by tokenizer.ggml.pre."""
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    splitters = {
+    llama3 = _split_by(_WORDS % "{1,3}")
+    splitters: dict[Any, pre_tokenizers.PreTokenizer] = {
         "gpt-2": byte_level,
         "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level]),
+        "qwen2": _split_by(_WORDS % ""),
+        **dict.fromkeys(_LLAMA3_SPLITS, llama3),
     }
     name = header.get("tokenizer.ggml.pre", "gpt-2")
     if name not in splitters:
         raise WeightsError(f"{path}: cannot split text the way {name!r} does; known: {', '.join(splitters)}")
     merges = [tuple(merge.split(" ", 1)) for merge in header["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(BPE(vocab=_vocabulary(header), merges=merges))
+    # Llama 3 takes a word that is a token whole, whatever the merges would make of it.
+    tokenizer = Tokenizer(BPE(vocab=_vocabulary(header), merges=merges, ignore_merges=name in _LLAMA3_SPLITS))
     tokenizer.pre_tokenizer = splitters[name]
+    if name == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _sentencepiece(header: Mapping[str, Any], path: Path) -> Tokenizer:
@@ -134,7 +156,8 @@ def _add_special_tokens(tokenizer: Tokenizer, header: Mapping[str, Any]) -> None
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
     defined = [tokens[i] for i, kind in enumerate(types) if kind == _USER_DEFINED]
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
-    if header.get("tokenizer.ggml.add_bos_token", header["tokenizer.ggml.model"] == "llama"):
+    wants_bos = header["tokenizer.ggml.model"] == "llama" or header.get("tokenizer.ggml.pre") in _LLAMA3_SPLITS
+    if header.get("tokenizer.ggml.add_bos_token", wants_bos):
         bos_id = header["tokenizer.ggml.bos_token_id"]
         bos = tokens[bos_id]
         tokenizer.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, bos_id)])

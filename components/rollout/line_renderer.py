@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from components.environments.tools import Tool
 from components.errors import ConfigError, DataError, Problem
+from components.rollout.pieces import text_of
 from components.rollout.tokenizer import Tokenizer
 from components.rollout.tool_calls import TaggedCalls
 from components.types import Completion, Message, Role
@@ -64,20 +65,21 @@ COMPACT = LineForm(
 class LineRenderer:
     """A LineForm over a tokenizer."""
 
-    def __init__(self, tokenizer: Tokenizer, form: LineForm) -> None:
+    def __init__(self, tokenizer: Tokenizer, form: LineForm, *, ends: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._form = form
         self.stop_strings = form.stop_strings
-        ends = [tokenizer.token_id(end) for end in _ENDS_OF_TEXT]
+        known = [tokenizer.token_id(end) for end in _ENDS_OF_TEXT]
         # A stop string that is one token can be found on the device, too.
         spelled = [tokenizer.encode(stop) for stop in form.stop_strings]
-        self.stop_ids = (*(i for i in ends if i is not None), *(ids[0] for ids in spelled if len(ids) == 1))
+        single = (ids[0] for ids in spelled if len(ids) == 1)
+        self.stop_ids = tuple(dict.fromkeys((*(i for i in known if i is not None), *single, *ends)))
 
     def start(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The whole first prompt. Raises ConfigError for tools that this form cannot call."""
         if len(tools) > 1 or any(tool.text_argument is None for tool in tools):
             names = [tool.name for tool in tools]
-            hint = "this renderer can write calls of one tool with one required text argument; use chatml or gemma"
+            hint = "this renderer can write calls of one tool with one required text argument; use a chat form"
             raise ConfigError(Problem("renderer", names, hint))
         opening = [] if self._tokenizer.bos_token_id is None else [self._tokenizer.bos_token_id]
         return opening + self._tokenizer.encode(self._text(messages))
@@ -116,4 +118,6 @@ class LineRenderer:
         return "".join(lines) + self._form.before_answer
 
     def _answer(self, message: Message) -> str:
-        return message.content + "".join(self._form.calls.render(call) for call in message.tool_calls)
+        return message.content + text_of(
+            piece for call in message.tool_calls for piece in self._form.calls.pieces(call)
+        )

@@ -1,8 +1,8 @@
 """A recipe's environment section -> a function that plays one task with one policy."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from components.environments.environment import Environment, environment_factory
 from components.environments.mcp_servers import McpServer
 from components.environments.sandbox.limits import Isolation
 from components.rollout.episode import EpisodeLimits, run_episode
-from components.rollout.renderer import Renderer, make_renderer
+from components.rollout.renderer import Choice, Renderer, RendererName, RenderingConfig, choose, make_renderer
 from components.rollout.tokenizer import Tokenizer
 from components.types import Policy, SequenceId, Task, Trajectory
 
@@ -21,13 +21,15 @@ class EnvironmentConfig:
     """What the policy acts in.
 
     `use` names a class as `module:Class` or a built-in one; `options` are its constructor's arguments; `limits` cut its
-    episodes. `isolation` is for environments that run code of a model: `sandbox` (the default: a run that cannot have
+    episodes. `renderer` is the form in which the model reads conversations; `auto` goes by what the checkpoint brings.
+    `isolation` is for environments that run code of a model: `sandbox` (the default: a run that cannot have
     it is refused) or `process` (limits alone, with no claim of safety). `mcp` are servers whose tools are added.
     """
 
     use: str
     options: Mapping[str, Any] = Field(default_factory=dict)
-    renderer: Literal["plain", "compact", "chatml", "gemma"] = "chatml"
+    renderer: RendererName = "auto"
+    rendering: RenderingConfig = RenderingConfig()
     limits: EpisodeLimits = EpisodeLimits()
     isolation: Isolation | None = None
     mcp: tuple[McpServer, ...] = ()
@@ -35,11 +37,15 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Opens a fresh environment for every episode, so that no state leaks from one to the next."""
+    """Opens a fresh environment for every episode, so that no state leaks from one to the next.
+
+    `choice` says which renderer it is, and why.
+    """
 
     make_environment: Callable[[], Environment]
     renderer: Renderer
     limits: EpisodeLimits
+    choice: Choice | None = None
 
     async def play(self, policy: Policy, task: Task, sequence: SequenceId) -> Trajectory:
         """Play one episode of `task`."""
@@ -47,7 +53,12 @@ class Player:
         return await run_episode(policy, environment, self.renderer, task, limits=self.limits, sequence=sequence)
 
 
-def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer) -> Player:
-    """The player of a recipe. Raises ConfigError for an environment, option or tokenizer that does not fit."""
+def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer, *, ends: Sequence[int] = ()) -> Player:
+    """The player of a recipe; `ends` are tokens that end a text of this checkpoint, beside those of the renderer.
+
+    Raises ConfigError for an environment, option, renderer or tokenizer that does not fit.
+    """
     factory = environment_factory(settings.use, settings.options, isolation=settings.isolation, mcp=settings.mcp)
-    return Player(factory, make_renderer(settings.renderer, tokenizer), settings.limits)
+    choice = choose(settings.renderer, tokenizer, settings.rendering)
+    renderer = make_renderer(settings.renderer, tokenizer, settings.rendering, ends=ends)
+    return Player(factory, renderer, settings.limits, choice)

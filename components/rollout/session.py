@@ -13,12 +13,15 @@ from components.engine.engine import Engine, EngineConfig
 from components.engine.sampling import SamplingConfig
 from components.model import platform
 from components.model.base_artifact import read_base
+from components.model.checkpoint_folder import own_ends
 from components.model.lora import Adapter
 from components.model.peft import load_adapter
 from components.model.placement import BOTH_HERE, Placements
+from components.model.source import locate
 from components.model.weights import Model, load
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.tokenizer import Tokenizer, load_tokenizer
+from components.telemetry.progress import say
 from components.types import Policy
 
 
@@ -68,7 +71,8 @@ def open_session(
     artifact = read_base(base)
     model = load(artifact.source, dtype=artifact.dtype, quantise=artifact.quantise, placement=sides.trainer)
     tokenizer = load_tokenizer(artifact.source)
-    player = make_player(environment, tokenizer)
+    player = make_player(environment, tokenizer, ends=own_ends(locate(artifact.source), model.architecture))
+    say(str(player.choice))
     start = sides.trainer.weights(load_adapter(adapter, model.architecture))
     serving = Engine(
         model.architecture,

@@ -1,13 +1,14 @@
 """Text <-> token ids, whatever file the vocabulary lies in.
 
-`encode` never yields a special token: what a user or a tool wrote cannot open or close a turn. A renderer puts special
-tokens in by id, with `token_id`. Nothing here adds a begin-of-sequence token; `bos_token_id` says whether the model
-wants one.
+`encode` never yields a token with a meaning of its own, be it flagged as special or not: what a user or a tool wrote
+cannot open or close a turn, a call or a thinking block. A renderer puts such tokens in by id, with `token_id`. Nothing
+here adds a begin-of-sequence token; `bos_token_id` says whether the model wants one.
 """
 
 import importlib.util
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +19,8 @@ from components.rollout import gguf_tokenizer
 
 FILE = "tokenizer.json"
 CHARACTERS_FILE = "characters.json"
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -33,6 +36,11 @@ class Tokenizer(Protocol):
     @property
     def bos_token_id(self) -> int | None:
         """The token that opens every sequence of this model, or None when it has no such token."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text that the checkpoint brings for its conversations, where it brings one. It is never run."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -52,16 +60,29 @@ class Tokenizer(Protocol):
         ...
 
 
+_MARKUP = re.compile(
+    r"</?(?:a|b|i|u|s|p|br|hr|em|strong|sub|sup|code|pre|table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|"
+    r"html|body|img|span|bbox|ul|ol|li|div|iframe|footer)>"
+)
+"""Tags of texts that vocabularies hold as tokens of their own (Gemma's does): text like any other."""
+
+
 class FastTokenizer:
     """A tokenizer of the `tokenizers` library."""
 
-    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, chat_template: str | None = None) -> None:
         self._inner = inner
+        self._chat_template = chat_template
         # Kept for the life of the object, as a switch in between would race with other episodes.
         self._inner.encode_special_tokens = True
         # The post-processor knows which token opens a sequence: it is all that an empty text is given.
         opening = inner.encode("", add_special_tokens=True).ids
         self._bos_token_id: int | None = opening[0] if opening else None
+        self._controls = _one_of(
+            token.content
+            for token in inner.get_added_tokens_decoder().values()
+            if not token.special and _has_meaning(token.content)
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -73,11 +94,25 @@ class FastTokenizer:
         """The token that opens every sequence of this model."""
         return self._bos_token_id
 
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text that the checkpoint brings."""
+        return self._chat_template
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text."""
-        # A batch of one: unlike `encode` it lets other threads run meanwhile, which a long text makes them need.
-        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids: list[int] = []
+        for part in self._harmless(text):
+            # A batch of one: unlike `encode` it lets other threads run meanwhile, which a long text makes them need.
+            ids += self._inner.encode_batch_fast([part], add_special_tokens=False)[0].ids
         return ids
+
+    def _harmless(self, text: str) -> list[str]:
+        """The text, cut behind the first character of whatever would be a token with a meaning."""
+        if self._controls is None:
+            return [text]
+        cuts = [match.start() + 1 for match in self._controls.finditer(text)]
+        return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens spelled out."""
@@ -95,6 +130,17 @@ class FastTokenizer:
         path = folder / FILE
         self._inner.save(str(path))
         return path
+
+
+def _has_meaning(token: str) -> bool:
+    """Whether an added token says something to a model, as `<tool_call>` does, and is no blank space or markup."""
+    return any(character.isalnum() for character in token) and not _MARKUP.fullmatch(token)
+
+
+def _one_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern of the tokens, longer ones first."""
+    ordered = sorted(tokens, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
 class CharacterTokenizer:
@@ -120,6 +166,11 @@ class CharacterTokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
+        """There is none."""
+        return None
+
+    @property
+    def chat_template(self) -> str | None:
         """There is none."""
         return None
 
@@ -155,18 +206,34 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
         raise WeightsError(f"no tokenizer at {source}: it is neither a folder nor a file")
     if path.suffix == ".json":
         return _from_folder(path.parent)
-    return FastTokenizer(gguf_tokenizer.load(path))
+    return FastTokenizer(*gguf_tokenizer.load(path))
 
 
 def _from_folder(folder: Path) -> Tokenizer:
     if (folder / FILE).is_file():
-        return FastTokenizer(tokenizers.Tokenizer.from_file(str(folder / FILE)))
+        return FastTokenizer(tokenizers.Tokenizer.from_file(str(folder / FILE)), _template_in(folder))
     if (folder / CHARACTERS_FILE).is_file():
         return CharacterTokenizer(json.loads((folder / CHARACTERS_FILE).read_text(encoding="utf-8"))["alphabet"])
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1:
         return load_tokenizer(ggufs[0])
     raise WeightsError(f"no tokenizer in {folder}: it holds neither {FILE} nor {CHARACTERS_FILE} nor one .gguf file")
+
+
+def _template_in(folder: Path) -> str | None:
+    """The chat template beside a tokenizer: a file of its own, or a key of its config, the default one of several."""
+    if (folder / TEMPLATE_FILE).is_file():
+        return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    try:
+        template = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("chat_template")
+    except (ValueError, AttributeError) as error:
+        raise WeightsError(f"{folder / CONFIG_FILE} is no JSON object: {error}") from error
+    if isinstance(template, list):
+        named = {str(each.get("name")): each.get("template") for each in template if isinstance(each, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _package_file(name: str) -> Path:

@@ -1,43 +1,55 @@
 """The text that a model wrote -> tool calls, and back. One `CallFormat` per way of writing them.
 
 Only the wrapper of the chosen format makes a call: JSON in an answer is an answer. What stands in a wrapper and cannot
-be understood is a MalformedCall with its reason. No input raises, and time is linear in the text's length: after
-MAX_CALLS calls or MAX_MALFORMED malformed ones, the rest of a message is one malformed call.
+be understood is a MalformedCall with its reason. No input raises, and time is linear in the text's length.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from components.environments.tools import Tool
+from components.rollout import call_json, call_xml, tool_lists
+from components.rollout.call_text import ParsedText, UnreadableCallError, parse_wrapped
+from components.rollout.pieces import CALL, END_CALL, Pieces
 from components.types import MalformedCall, ToolCall
-
-MAX_CALLS = 64
-MAX_MALFORMED = 8
-_SPACE = re.compile(r"\s*")
-_DECODER = json.JSONDecoder()
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedText:
-    """`content` is what stands outside of the calls; with no call in it, the text unchanged."""
-
-    content: str
-    calls: tuple[ToolCall, ...] = ()
-    malformed: tuple[MalformedCall, ...] = ()
 
 
 @runtime_checkable
 class CallFormat(Protocol):
-    """One way of writing tool calls into text."""
+    """One way of writing tool calls into text.
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        """What the system message says about the tools and about how to call them."""
+    `before` stands between a text and the calls after it, `between` between two calls; `strips` says that a text before
+    a call loses the white space around it. `opens` is what no text outside of a call may hold; it is empty where a call
+    has no wrapper, and then a message is either text or calls.
+    """
+
+    @property
+    def before(self) -> str:
+        """What stands between a text and the first call after it."""
         ...
 
-    def render(self, call: ToolCall) -> str:
+    @property
+    def between(self) -> str:
+        """What stands between two calls."""
+        ...
+
+    @property
+    def strips(self) -> bool:
+        """Whether a text before a call is stripped."""
+        ...
+
+    @property
+    def opens(self) -> str:
+        """What opens a call; empty where nothing does."""
+        ...
+
+    def instructions(self, tools: Sequence[Tool]) -> Pieces:
+        """What the prompt says about the tools and about how to call them."""
+        ...
+
+    def pieces(self, call: ToolCall) -> Pieces:
         """A call as the model is to write it."""
         ...
 
@@ -56,62 +68,85 @@ class HermesCalls:
     """
 
     bare_object: bool = False
+    before: str = "\n"
+    between: str = "\n"
+    strips: bool = False
+    opens: str = CALL.text
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
+    def instructions(self, tools: Sequence[Tool]) -> Pieces:
         """The wording that Hermes and Qwen models are trained with."""
-        listed = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
-        return (
-            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-            "You are provided with function signatures within <tools></tools> XML tags:\n"
-            f"<tools>\n{listed}\n</tools>\n\n"
-            "For each function call, return a json object with function name and arguments within "
-            "<tool_call></tool_call> XML tags:\n"
-            '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-        )
+        return tool_lists.hermes(tools)
 
-    def render(self, call: ToolCall) -> str:
+    def pieces(self, call: ToolCall) -> Pieces:
         """The call in its tags, arguments as an object."""
         body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
-        return f"<tool_call>\n{body}\n</tool_call>"
+        return (CALL, f"\n{body}\n", END_CALL)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         """The calls in a text. The end of the JSON value decides where a call ends, not the text of the tag."""
-        if self.bare_object and text.strip().startswith("{"):
-            bare = _bare_call(text.strip())
+        if self.bare_object:
+            bare = call_json.parse_bare(text, [tool.name for tool in tools])
             if bare is not None:
-                return ParsedText("", (bare,))
-        return _parse_wrapped(text, "<tool_call>", "</tool_call>", _read_json_call)
+                return bare
+        return parse_wrapped(text, CALL.text, END_CALL.text, call_json.read_json_call)
 
 
 @dataclass(frozen=True, slots=True)
 class XmlCalls:
-    """`<function=NAME>` with `<parameter=KEY>` inside of `<tool_call>`, as Qwen3-Coder writes it.
+    """`<function=NAME>` with `<parameter=KEY>` inside of `<tool_call>`, as Qwen3-Coder writes it; see call_xml.py."""
 
-    One newline on each side of a value belongs to the format; all other white space is the value's. A value is text
-    where the tool's schema says string (or says nothing), and JSON elsewhere.
-    """
+    before: str = "\n\n"
+    between: str = "\n"
+    strips: bool = True
+    opens: str = CALL.text
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
-        """The tool list as JSON lines, and the form of a call."""
-        listed = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
-        return (
-            f"# Tools\n\nYou can call these functions:\n\n<tools>\n{listed}\n</tools>\n\nA call is written so:\n"
-            "<tool_call>\n<function=NAME>\n<parameter=KEY>\nvalue\n</parameter>\n</function>\n</tool_call>"
-        )
+    def instructions(self, tools: Sequence[Tool]) -> Pieces:
+        """The tool list in tags, and the form of a call, in the wording of the model's own template."""
+        return tool_lists.qwen_xml(tools)
 
-    def render(self, call: ToolCall) -> str:
+    def pieces(self, call: ToolCall) -> Pieces:
         """The call in its tags, one parameter after the other."""
-        parameters = "".join(
-            f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            "\n</parameter>\n"
-            for name, value in call.arguments.items()
-        )
-        return f"<tool_call>\n<function={call.name}>\n{parameters}</function>\n</tool_call>"
+        return (CALL, f"\n{call_xml.write_xml_call(call)}\n", END_CALL)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedText:
-        """The calls in a text. A parameter ends where the next one or the function's end follows."""
-        schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
-        return _parse_wrapped(text, "<tool_call>", "</tool_call>", lambda body, at: _read_xml_call(body, at, schemas))
+        """The calls in a text."""
+        schemas: dict[str, Mapping[str, Any]] = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+        return parse_wrapped(text, CALL.text, END_CALL.text, lambda body, at: call_xml.read_xml_call(body, at, schemas))
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCalls:
+    """A message that is a JSON object with `name` and `parameters`, with nothing around it, as Llama 3 models write it.
+
+    The family's own template knows one call per message. Here several objects with `;` between them are several calls,
+    as its models write them now and then; all of them run. What follows `<|python_tag|>` is a call or malformed.
+    """
+
+    before: str = "\n"
+    between: str = "; "
+    strips: bool = True
+    opens: str = ""
+    tag: str = "<|python_tag|>"
+
+    def instructions(self, tools: Sequence[Tool]) -> Pieces:
+        """The wording of the family's own template, which puts it into the first message of the user."""
+        return tool_lists.llama(tools)
+
+    def pieces(self, call: ToolCall) -> Pieces:
+        """The object with `name` and `parameters`."""
+        return (json.dumps({"name": call.name, "parameters": dict(call.arguments)}, ensure_ascii=False),)
+
+    def parse(self, text: str, tools: Sequence[Tool]) -> ParsedText:
+        """The calls of a message that is nothing else, or its text."""
+        names = [tool.name for tool in tools]
+        before, tag, after = text.partition(self.tag)
+        if not tag:
+            return call_json.parse_bare(text, names) or ParsedText(text)
+        parsed = call_json.parse_bare(after, names)
+        if parsed is None:
+            reason = f"{self.tag} must be followed by one JSON object with name and parameters"
+            return ParsedText(before.strip(), malformed=(MalformedCall(tag + after, reason),))
+        return ParsedText(before.strip(), parsed.calls, parsed.malformed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +155,17 @@ class TaggedCalls:
 
     opens: str
     closes: str
+    before: str = ""
+    between: str = ""
+    strips: bool = False
 
-    def instructions(self, tools: Sequence[Tool]) -> str:
+    def instructions(self, tools: Sequence[Tool]) -> Pieces:
         """What the tools do; the form is shown by worked examples."""
-        return "\n".join(f"{self.opens}...{self.closes} {tool.description}" for tool in tools)
+        return ("\n".join(f"{self.opens}...{self.closes} {tool.description}" for tool in tools),)
 
-    def render(self, call: ToolCall) -> str:
+    def pieces(self, call: ToolCall) -> Pieces:
         """The text of the first argument in its tags."""
-        return f"{self.opens}{next(iter(call.arguments.values()), '')}{self.closes}"
+        return (f"{self.opens}{next(iter(call.arguments.values()), '')}{self.closes}",)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedText:
         """The calls in a text; the closing tag may not be left out."""
@@ -135,155 +173,19 @@ class TaggedCalls:
             return ParsedText(text)
         if len(tools) != 1 or tools[0].text_argument is None:
             reason = "there is no tool to call" if not tools else "it does not say which tool to call"
-            return ParsedText(text, malformed=(MalformedCall(text, reason),))
+            return ParsedText(text, malformed=(MalformedCall(text, reason, "name"),))
         name, argument = tools[0].name, tools[0].text_argument
 
         def read(body: str, at: int) -> tuple[ToolCall, int]:
             end = body.find(self.closes, at)
             if end < 0:
-                raise _UnreadableCallError(f"{self.closes} is missing")
+                raise UnreadableCallError(f"{self.closes} is missing", "cut")
             return ToolCall(name, {argument: body[at:end].strip()}), end
 
-        return _parse_wrapped(text, self.opens, self.closes, read)
+        return parse_wrapped(text, self.opens, self.closes, read)
 
 
 HERMES = HermesCalls()
 HERMES_OR_BARE = HermesCalls(bare_object=True)
 QWEN_XML = XmlCalls()
-
-
-class _UnreadableCallError(ValueError):
-    """Why the text of a call is no call; becomes MalformedCall.reason."""
-
-
-def _parse_wrapped(text: str, opens: str, closes: str, read: Callable[[str, int], tuple[ToolCall, int]]) -> ParsedText:
-    """Walk over a text's wrappers. `read(text, start)` gives a call and the place where it ended."""
-    calls: list[ToolCall] = []
-    malformed: list[MalformedCall] = []
-    outside: list[str] = []
-    position = 0
-    while len(calls) < MAX_CALLS and len(malformed) < MAX_MALFORMED:
-        start = text.find(opens, position)
-        if start < 0:
-            break
-        outside.append(text[position:start])
-        try:
-            call, end = read(text, start + len(opens))
-            position = _after_closing(text, end, closes)
-            calls.append(call)
-        except _UnreadableCallError as error:
-            end = text.find(closes, start)
-            position = len(text) if end < 0 else end + len(closes)
-            malformed.append(MalformedCall(text[start:position], str(error)))
-    if not outside:
-        return ParsedText(text)
-    if opens in text[position:]:
-        malformed.append(
-            MalformedCall(text[position:], f"only {MAX_CALLS} calls, or {MAX_MALFORMED} malformed ones, are read")
-        )
-        position = len(text)
-    outside.append(text[position:])
-    return ParsedText("".join(outside).strip(), tuple(calls), tuple(malformed))
-
-
-def _after_closing(text: str, end: int, closes: str) -> int:
-    """The place behind the closing tag. It may be missing where the text ends; anything else there is a fault."""
-    end = _skip_space(text, end)
-    if text.startswith(closes, end):
-        return end + len(closes)
-    if end == len(text):
-        return end
-    raise _UnreadableCallError(f"{closes} must follow the call, not {text[end : end + 20]!r}")
-
-
-def _read_json_call(text: str, at: int) -> tuple[ToolCall, int]:
-    try:
-        value, end = _DECODER.raw_decode(text, _skip_space(text, at))
-    except json.JSONDecodeError as error:
-        raise _UnreadableCallError(f"not JSON: {error.msg} at character {error.pos - at}") from None
-    except (ValueError, RecursionError) as error:
-        raise _UnreadableCallError(f"not usable JSON: {error}") from None
-    return _call_of(value), end
-
-
-def _call_of(value: Any) -> ToolCall:
-    if not isinstance(value, dict):
-        raise _UnreadableCallError("a call must be a JSON object with name and arguments")
-    name = value.get("name")
-    if not isinstance(name, str) or not name:
-        raise _UnreadableCallError('"name" must be the name of a tool')
-    key = next((key for key in ("arguments", "parameters") if key in value), None)
-    if key is None:
-        stray = sorted(value.keys() - {"name", "id", "type"})
-        if stray:
-            raise _UnreadableCallError(f'{", ".join(stray)} must stand inside of "arguments"')
-        return ToolCall(name, {})
-    return ToolCall(name, _arguments_of(value[key], key))
-
-
-def _arguments_of(value: Any, key: str) -> dict[str, Any]:
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return {}
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise _UnreadableCallError(f'"{key}" is a text that is not JSON') from None
-    if not isinstance(value, dict):
-        raise _UnreadableCallError(f'"{key}" must be a JSON object')
-    return value
-
-
-def _bare_call(text: str) -> ToolCall | None:
-    try:
-        call, end = _read_json_call(text, 0)
-    except _UnreadableCallError:
-        return None
-    return call if end == len(text) else None
-
-
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\s]+)>\n?")
-_PARAMETER_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
-_FUNCTION_END = re.compile(r"\s*</function>")
-
-
-def _read_xml_call(text: str, at: int, schemas: Mapping[str, Mapping[str, Any]]) -> tuple[ToolCall, int]:
-    function = _FUNCTION.match(text, at)
-    if function is None:
-        raise _UnreadableCallError("<function=NAME> must come first")
-    name = function.group(1)
-    properties = schemas.get(name, {})
-    arguments: dict[str, Any] = {}
-    position = function.end()
-    for key, value, end in _xml_parameters(text, position):
-        arguments[key] = _xml_value(value, properties.get(key, {}))
-        position = end
-    closing = _FUNCTION_END.match(text, position)
-    if closing is None:
-        raise _UnreadableCallError("</function> is missing")
-    return ToolCall(name, arguments), closing.end()
-
-
-def _xml_parameters(text: str, position: int) -> Iterator[tuple[str, str, int]]:
-    while (start := _PARAMETER.match(text, position)) is not None:
-        end = _PARAMETER_END.search(text, start.end())
-        if end is None:
-            raise _UnreadableCallError(f"</parameter> is missing after {start.group(1)}")
-        yield start.group(1), text[start.end() : end.start()], end.end()
-        position = end.end()
-
-
-def _xml_value(text: str, schema: Mapping[str, Any]) -> Any:
-    if schema.get("type", "string") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        # The tool's own argument check says what is wrong with it.
-        return text
-
-
-def _skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+LLAMA_JSON = LlamaCalls()

@@ -103,7 +103,21 @@ def episode_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "tool_calls": _mean(trajectory.tool_calls for trajectory in trajectories),
         "tool_error_rate": sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0,
         "malformed_calls": _mean(trajectory.malformed_calls for trajectory in trajectories),
+        **_malformed_shares(trajectories),
         "reward_parts": {name: _mean(values) for name, values in parts.items()},
+    }
+
+
+def _malformed_shares(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """Of all calls that the policy wrote, the share that could not be understood, whole and by the reason's kind."""
+    kinds = Counter(
+        call.kind for trajectory in trajectories for message in trajectory.messages for call in message.malformed_calls
+    )
+    tried = kinds.total() + sum(trajectory.tool_calls for trajectory in trajectories)
+    shares = {kind: count / tried for kind, count in kinds.items()}
+    return {
+        "malformed_share": kinds.total() / tried if tried else 0.0,
+        "malformed_by_kind": shares,
     }
 
 

@@ -283,6 +283,7 @@ def _summary(loop: TrainingLoop, session: Session, settings: TrainConfig, world:
         "trainer_idle_share": idle_share(trainer),
         "engine_idle_share": idle_share(engine.seconds),
         "objective": Objective.from_config(settings.objective).describe(),
+        "renderer": str(session.player.choice),
         "proofs": {
             "sync": {
                 "versions": len(loop.proofs),

@@ -9,18 +9,16 @@ from hypothesis import strategies as st
 
 from components.environments.calculator import CALCULATOR
 from components.environments.tools import tool
-from components.rollout.tool_calls import (
-    HERMES,
-    HERMES_OR_BARE,
-    MAX_CALLS,
-    MAX_MALFORMED,
-    QWEN_XML,
-    ParsedText,
-    TaggedCalls,
-)
+from components.rollout.call_text import MAX_CALLS, MAX_MALFORMED, ParsedText
+from components.rollout.pieces import text_of
+from components.rollout.tool_calls import HERMES, HERMES_OR_BARE, QWEN_XML, TaggedCalls
 from components.types import ToolCall
 
 TAGGED = TaggedCalls("<tool>", "</tool>")
+
+
+def written(form, *calls):
+    return form.between.join(text_of(form.pieces(call)) for call in calls)
 
 
 def hermes(body):
@@ -29,7 +27,7 @@ def hermes(body):
 
 def test_text_around_calls_is_the_content_and_calls_keep_their_order():
     first, second = ToolCall("f", {"x": 1}), ToolCall("g", {})
-    text = f"Let me see.\n{HERMES.render(first)}\n{HERMES.render(second)}\n"
+    text = f"Let me see.\n{written(HERMES, first)}\n{written(HERMES, second)}\n"
     assert HERMES.parse(text, []) == ParsedText("Let me see.", (first, second))
 
 
@@ -44,7 +42,7 @@ def test_a_closing_tag_inside_of_an_argument_ends_nothing():
 def test_arguments_that_are_a_json_text_are_an_object_and_are_rendered_as_one():
     parsed = hermes('{"name": "get_db_config", "arguments": "{\\"param\\": \\"max_connections\\"}"}')
     assert parsed.calls == (ToolCall("get_db_config", {"param": "max_connections"}),)
-    assert HERMES.render(parsed.calls[0]) == (
+    assert written(HERMES, parsed.calls[0]) == (
         '<tool_call>\n{"name": "get_db_config", "arguments": {"param": "max_connections"}}\n</tool_call>'
     )
 
@@ -154,19 +152,19 @@ XML = """<tool_call>
 def test_one_newline_on_each_side_of_an_xml_value_is_removed_and_all_else_is_kept():
     parsed = QWEN_XML.parse(XML, [tool(edit)])
     assert parsed == ParsedText("", (ToolCall("edit", {"old": "    if x:\n        return 1\n"}),))
-    assert QWEN_XML.render(parsed.calls[0]) == XML
+    assert written(QWEN_XML, parsed.calls[0]) == XML
 
 
 def test_xml_values_have_the_type_that_the_schema_says():
     call = ToolCall("edit", {"old": "3", "count": 3, "deep": True})
-    assert QWEN_XML.parse(QWEN_XML.render(call), [tool(edit)]).calls == (call,)
-    text = QWEN_XML.render(ToolCall("edit", {"count": "three"}))
+    assert QWEN_XML.parse(written(QWEN_XML, call), [tool(edit)]).calls == (call,)
+    text = written(QWEN_XML, ToolCall("edit", {"count": "three"}))
     assert QWEN_XML.parse(text, [tool(edit)]).calls == (ToolCall("edit", {"count": "three"}),)
 
 
 def test_an_xml_value_may_quote_its_own_closing_tag():
     call = ToolCall("edit", {"old": "a </parameter> in text\n", "count": 1})
-    assert QWEN_XML.parse(QWEN_XML.render(call), [tool(edit)]).calls == (call,)
+    assert QWEN_XML.parse(written(QWEN_XML, call), [tool(edit)]).calls == (call,)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_xml_that_cannot_be_understood_is_malformed_with_its_reason(text, reason
 def test_a_tagged_text_is_the_argument_of_the_only_tool():
     parsed = TAGGED.parse("So <tool> 12+30 </tool>", [CALCULATOR])
     assert parsed == ParsedText("So", (ToolCall("calculator", {"expression": "12+30"}),))
-    assert TAGGED.render(parsed.calls[0]) == "<tool>12+30</tool>"
+    assert written(TAGGED, parsed.calls[0]) == "<tool>12+30</tool>"
 
 
 @pytest.mark.parametrize(
@@ -222,5 +220,5 @@ def test_no_text_raises_in_any_format_and_every_wrapper_is_a_call_or_malformed(t
 
 @given(st.lists(CALLS, min_size=1, max_size=4))
 def test_rendered_calls_are_parsed_back(calls):
-    text = "\n".join(HERMES.render(call) for call in calls)
+    text = "\n".join(written(HERMES, call) for call in calls)
     assert HERMES.parse(text, []) == ParsedText("", tuple(calls))

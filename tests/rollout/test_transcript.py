@@ -99,7 +99,9 @@ SAID = st.builds(Message, st.just(ASSISTANT), TEXTS) | st.just(CALLING)
 REPLIES = st.lists(st.builds(Message, st.sampled_from((USER, TOOL)), TEXTS), min_size=1, max_size=2)
 
 
-@given(st.sampled_from(("chatml", "gemma", "plain")), TEXTS, st.lists(st.tuples(SAID, REPLIES), min_size=1, max_size=3))
+@given(
+    st.sampled_from(("chatml", "gemma3", "plain")), TEXTS, st.lists(st.tuples(SAID, REPLIES), min_size=1, max_size=3)
+)
 def test_a_transcript_is_the_sample_of_an_episode_that_went_so(name, question, turns):
     renderer = make_renderer(name, BYTES)
     opening = [Message(USER, question)]
