@@ -133,6 +133,11 @@ class SequenceId:
     attempt: int = 0
     turn: int = 0
 
+    @property
+    def episode(self) -> str:
+        """The episode as spans and logs name it: TASK/EPOCH/MEMBER/ATTEMPT."""
+        return f"{self.task_id}/{self.epoch}/{self.member}/{self.attempt}"
+
 
 @runtime_checkable
 class Policy(Protocol):

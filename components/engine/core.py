@@ -19,7 +19,7 @@ from components.model.base import Base
 from components.model.cache import init_cache
 from components.model.lora import Adapter
 from components.model.placement import placement_of
-from components.telemetry.spans import count, span
+from components.telemetry.spans import count, now, record, span
 from components.types import Completion, FinishReason, SequenceId
 
 
@@ -63,6 +63,19 @@ class _Job:
     key: tuple[int, int]
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    submitted: float = field(default_factory=now)
+    admitted: float | None = None
+    decoding: float | None = None
+
+    def record_spans(self) -> None:
+        """How long it waited for a slot, for its prompt, and for its tokens."""
+        sequence, ended = self.request.sequence, now()
+        decoding = self.decoding or ended
+        admitted = self.admitted or decoding
+        of = {"episode": sequence.episode, "turn": sequence.turn}
+        record("engine queue", self.submitted, admitted, **of)
+        record("prefill of turn", admitted, decoding, prompt_tokens=len(self.request.prompt_ids), **of)
+        record("decode of turn", decoding, ended, tokens=len(self.logprobs), **of)
 
 
 class Core:
@@ -86,6 +99,7 @@ class Core:
         self.version = version
         self.generated_tokens = 0
         self.dispatches = 0
+        self.decoded_rows = 0
         self.swaps = 0
         self._architecture, self._base, self._adapter = architecture, base, adapter
         self._seed, self._stop_ids, self._decode_text = seed, stop_ids, decode_text
@@ -136,6 +150,8 @@ class Core:
                     budget -= len(tokens)
 
     def _prefill_piece(self, slot: int, start: int, tokens: tuple[int, ...]) -> None:
+        job = self._job(self.scheduler.slots[slot])
+        job.admitted = job.admitted or now()
         padded = np.zeros((1, decode.bucket(len(tokens))), np.int32)
         padded[0, : len(tokens)] = tokens
         place, begin = np.array([slot], np.int32), np.array([start], np.int32)
@@ -161,6 +177,7 @@ class Core:
             )
             tokens, logprobs, counts = jax.device_get(results)
         self.dispatches += 1
+        self.decoded_rows += len(ready)
         completions = []
         for place, slot in zip(places, ready, strict=True):
             mine = slice(counts[place]), place
@@ -177,6 +194,7 @@ class Core:
         rows = decode.DecodeRows.at_rest(size, placed=not whole)
         for row, slot in zip(places, ready, strict=True):
             job = self._job(slot)
+            job.decoding = job.decoding or now()
             rows.tokens[row] = slot.tokens[-1]
             rows.positions[row] = slot.filled
             rows.remaining[row] = self.scheduler.limit(job.request) - slot.sampled
@@ -214,6 +232,7 @@ class Core:
             versions=tuple(job.versions),
             finish_reason=FinishReason.STOP if stopped else full,
         )
+        job.record_spans()
         del self._jobs[job.request.id]
         self.scheduler.finish(slot)
         return completion

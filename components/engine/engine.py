@@ -27,11 +27,13 @@ from components.engine import decode
 from components.engine.core import Core, EngineConfig
 from components.engine.sampling import SamplingConfig
 from components.engine.scheduler import Request
+from components.engine.statistics import EngineStatistics
 from components.engine.stopping import DecodeText
 from components.errors import EngineFailedError
 from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
+from components.model.compile_time import charge_compilation
 from components.model.lora import Adapter
 from components.model.manifest import Held, make_manifest
 from components.model.placement import placement_of
@@ -39,29 +41,8 @@ from components.telemetry.clock import BUSY, RoleClock
 from components.telemetry.spans import span
 from components.types import Completion, SequenceId
 
-WAITING = "waiting for requests"
+WAITING = "waiting for requests"  # until somebody says what those who would send them are doing: `idle_because`
 HOLDING = "waiting for more requests"
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatistics:
-    """Counts since the start, and the state of this moment. `seconds` is by state of the engine's clock.
-
-    `recomputed_tokens` are those of the prefilled ones that a later turn needed because its episode's slot had been
-    lent: what too few slots cost.
-    """
-
-    version: int
-    generated_tokens: int
-    prefilled_tokens: int
-    reused_tokens: int
-    recomputed_tokens: int
-    decode_dispatches: int
-    swaps: int
-    compilations: int
-    live_slots: int
-    waiting_requests: int
-    seconds: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +149,7 @@ class Engine:
         self._request_ids = itertools.count()
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._trainer_waits = True
+        self._waiting = WAITING
         self._held_since: float | None = None
         self._ended: BaseException | None = None
         self._lock = threading.Lock()  # held for moments: between looking whether the engine runs and queueing
@@ -222,6 +204,11 @@ class Engine:
         if waits:
             self._commands.put(_Wake())
 
+    def idle_because(self, cause: str) -> None:
+        """Tell the engine why nobody asks for tokens: its idle time counts as `waiting for CAUSE` from now on."""
+        before, self._waiting = self._waiting, f"waiting for {cause}"
+        self.clock.rename(before, self._waiting)
+
     def forget(self, sequence: SequenceId) -> None:
         """Tell the engine that the episode of this sequence is over, so that its slot is lent before any other."""
         self._commands.put(_Forget(sequence))
@@ -255,6 +242,8 @@ class Engine:
             reused_tokens=core.scheduler.reused_tokens,
             recomputed_tokens=core.scheduler.recomputed_tokens,
             decode_dispatches=core.dispatches,
+            decoded_rows=core.decoded_rows,
+            rows=core.scheduler.rows,
             swaps=core.swaps,
             compilations=decode.compilations() - self._compilations_before,
             live_slots=len(core.scheduler.live()),
@@ -302,6 +291,7 @@ class Engine:
     def _main(self) -> None:
         """The thread. Whatever ends it fails those who wait; an error is kept for the owner and later callers."""
         reason: BaseException = EngineFailedError("the engine is closed")
+        charge_compilation(self.clock)
         try:
             self._serve()
         except BaseException as error:
@@ -345,7 +335,7 @@ class Engine:
         """The next command, as soon as there is one; None when requests have been held for long enough."""
         if not self._commands.empty():
             return self._commands.get()
-        state, seconds = (WAITING, None) if self._core.idle else (HOLDING, self._hold())
+        state, seconds = (self._waiting, None) if self._core.idle else (HOLDING, self._hold())
         with self.clock.during(state), contextlib.suppress(queue.Empty):
             return self._commands.get(timeout=seconds)
         return None

@@ -23,6 +23,7 @@ from components.errors import (
     RolloutError,
 )
 from components.rollout.renderer import Renderer
+from components.telemetry.timeline import CLOSE, POLICY, RESET, REWARD, STEP, Timeline
 from components.types import (
     CallOutcome,
     CallRecord,
@@ -76,14 +77,18 @@ async def run_episode(
     *,
     limits: EpisodeLimits,
     sequence: SequenceId,
+    timeline: Timeline | None = None,
 ) -> Trajectory:
     """Play `task` once. A RolloutError becomes a failed trajectory that keeps the turns played; a bug propagates.
 
     The environment lives in one task of its own from reset to close, so that it may hold on to what belongs to a task.
     It cannot outlive its limits by catching its cancellation, nor pass for cancelled when nobody cancelled it.
+    `timeline` is told what it waits for, moment by moment.
     """
     limits = limits.lowered_by(task.limits)
-    episode = _Episode(policy, environment, renderer, task, limits, sequence, started=time.perf_counter())
+    timeline = timeline or Timeline(sequence.episode)
+    started = time.perf_counter()
+    episode = _Episode(policy, environment, renderer, task, limits, sequence, timeline, started=started)
     try:
         await bounded(episode.act(), limits.max_seconds, grace=limits.max_close_seconds + 1)
     except OverdueError as late:
@@ -93,6 +98,8 @@ async def run_episode(
         episode.fail(episode.overdue())
     except SelfCancelledError:
         episode.fail(CancelledEpisodeError(f"{episode.at} of task {task.id} cancelled the episode that it belongs to"))
+    finally:
+        timeline.end(outcome=episode.outcome.value, turns=len(episode.turns), reward=episode.reward)
     return episode.trajectory()
 
 
@@ -107,8 +114,9 @@ class _Episode:
     task: Task
     limits: EpisodeLimits
     sequence: SequenceId
+    timeline: Timeline
     started: float
-    at: str = "reset"
+    at: str = RESET
     turns: list[Turn] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     cut_by: str | None = None
@@ -120,18 +128,19 @@ class _Episode:
     async def act(self) -> None:
         """The whole of it; failures are kept, not raised."""
         can_wait = True
+        self._enter(RESET)
         try:
             await self._play()
-            self.at = "reward"
+            self._enter(REWARD)
             with _boundary(GraderFailedError, "reward", self.task):
                 where = f"{type(self.environment).__name__}, task {self.task.id}"
                 graded = await self.environment.reward()
                 self.reward_reasons = as_reward_reasons(graded, where=where)
                 self.reward_parts = as_reward_parts(graded, where=where)
-            self.at = "close"
+            self._enter(CLOSE)
         except RolloutError as error:
             self.fail(error)
-            self.at = "close"
+            self._enter(CLOSE)
         except GeneratorExit:
             # Ended by force: nothing can be awaited any more.
             can_wait = False
@@ -139,6 +148,10 @@ class _Episode:
         finally:
             if can_wait:
                 await self._close()
+
+    def _enter(self, phase: str) -> None:
+        self.at = phase
+        self.timeline.enter(phase, turn=max(len(self.turns) - (phase != POLICY), 0))
 
     async def _play(self) -> None:
         with _boundary(EnvironmentFailedError, "reset", self.task):
@@ -153,7 +166,7 @@ class _Episode:
             self.messages.append(message)
             if self.cut_by is not None:
                 return
-            self.at = "step"
+            self._enter(STEP)
             with _boundary(EnvironmentFailedError, "step", self.task):
                 observation = self._observe(await self.environment.step(message))
             self._credit(observation)
@@ -172,7 +185,7 @@ class _Episode:
         if len(self.turns) >= limits.max_turns or room < 1:
             self.cut_by = "context" if room < 1 else "turns"
             return None
-        self.at = "policy"
+        self._enter(POLICY)
         of = self.sequence
         turn = SequenceId(of.task_id, of.epoch, of.member, of.attempt, len(self.turns))
         completion = await self.policy(prompt_ids, sequence=turn, max_tokens=min(limits.max_new_tokens, room))
@@ -221,15 +234,24 @@ class _Episode:
             f"it was waiting for {self.at}"
         )
 
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return Outcome.FAILED if self.failure else Outcome.TRUNCATED if self.cut_by else Outcome.FINISHED
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of its parts; None where it failed."""
+        return None if self.failure else sum(self.reward_parts.values())
+
     def trajectory(self) -> Trajectory:
         """The record of it."""
-        outcome = Outcome.FAILED if self.failure else Outcome.TRUNCATED if self.cut_by else Outcome.FINISHED
         return Trajectory(
             task=self.task,
             turns=tuple(self.turns),
             messages=tuple(self.messages),
-            outcome=outcome,
-            reward=None if self.failure else sum(self.reward_parts.values()),
+            outcome=self.outcome,
+            reward=self.reward,
             reward_parts=self.reward_parts,
             reward_reasons=self.reward_reasons,
             cut_by=self.cut_by,

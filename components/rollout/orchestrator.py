@@ -165,6 +165,11 @@ class Orchestrator:
         return self._episodes
 
     @property
+    def full(self) -> bool:
+        """Whether `concurrency` leaves no room for another group."""
+        return self._episodes > 0 and self._episodes + self._settings.group_size > self.concurrency
+
+    @property
     def buffered_groups(self) -> int:
         """Groups that are complete and not handed on yet."""
         return self._complete.qsize() + len(self._early)
@@ -173,8 +178,7 @@ class Orchestrator:
         settings = self._settings
         while True:
             ahead = min(self._version + settings.max_staleness + 1, self._last_version) * settings.tasks_per_step
-            full = self._episodes and self._episodes + settings.group_size > self.concurrency
-            if full or self._accepted + len(self._running) >= ahead:
+            if self.full or self._accepted + len(self._running) >= ahead:
                 return
             admission = next(self._admissions)
             self._admitted.append(admission.position)

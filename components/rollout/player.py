@@ -13,6 +13,7 @@ from components.environments.sandbox.limits import Isolation
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.renderer import Choice, Renderer, RendererName, RenderingConfig, choose, make_renderer
 from components.rollout.tokenizer import Tokenizer
+from components.telemetry.timeline import Timeline
 from components.types import Policy, SequenceId, Task, Trajectory
 
 
@@ -47,10 +48,19 @@ class Player:
     limits: EpisodeLimits
     choice: Choice | None = None
 
-    async def play(self, policy: Policy, task: Task, sequence: SequenceId) -> Trajectory:
-        """Play one episode of `task`."""
-        environment = self.make_environment()
-        return await run_episode(policy, environment, self.renderer, task, limits=self.limits, sequence=sequence)
+    async def play(
+        self, policy: Policy, task: Task, sequence: SequenceId, timeline: Timeline | None = None
+    ) -> Trajectory:
+        """Play one episode of `task`; `timeline` is told what it waits for."""
+        return await run_episode(
+            policy,
+            self.make_environment(),
+            self.renderer,
+            task,
+            limits=self.limits,
+            sequence=sequence,
+            timeline=timeline,
+        )
 
 
 def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer, *, ends: Sequence[int] = ()) -> Player:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 STARTING = "starting"
 BUSY = "busy"
+COMPILING = "compiling"
 
 
 def is_waiting(state: str) -> bool:
@@ -62,12 +63,36 @@ class RoleClock:
         finally:
             self.switch(left)
 
+    def carve(self, state: str, seconds: float) -> None:
+        """The last `seconds` of the current state were in truth spent in `state`."""
+        with self._lock:
+            self._move(self._state, state, seconds)
+
+    def reassign(self, state: str, parts: Mapping[str, float]) -> None:
+        """Of the time spent in `state`, so much was in truth spent in other states."""
+        with self._lock:
+            for other, seconds in parts.items():
+                self._move(state, other, seconds)
+
+    def rename(self, old: str, new: str) -> None:
+        """Be in `new` from now on if the current state is `old`. May be called by a thread that does not switch."""
+        with self._lock:
+            if self._state == old:
+                moment = self._clock()
+                self._totals[old] = self._totals.get(old, 0.0) + moment - self._since
+                self._state, self._since = new, moment
+
     def totals(self) -> dict[str, float]:
         """Seconds by state since the clock was made, the current state up to now included."""
         with self._lock:
             totals = dict(self._totals)
             totals[self._state] = totals.get(self._state, 0.0) + self._clock() - self._since
-        return totals
+        # What has been moved elsewhere to the last second leaves nothing.
+        return {state: seconds for state, seconds in totals.items() if seconds > 1e-9}
+
+    def _move(self, state: str, other: str, seconds: float) -> None:
+        self._totals[state] = self._totals.get(state, 0.0) - seconds
+        self._totals[other] = self._totals.get(other, 0.0) + seconds
 
     def idle_share(self) -> float:
         """The share of its time, after the start, that the role has waited."""

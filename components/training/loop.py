@@ -7,25 +7,24 @@ its journal, in the moment in which it happens: from these a killed run is gone 
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from components import storage
 from components.algorithms.corrections import staleness_warnings
-from components.engine.engine import EngineStatistics
 from components.errors import RunStoppedError
+from components.model.compile_time import charge_compilation
 from components.rollout.collector import rare_collections
 from components.rollout.concurrency import AutoConcurrency
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig
 from components.rollout.session import Session
-from components.telemetry.clock import BUSY, RoleClock, difference, idle_share
+from components.telemetry.clock import BUSY, RoleClock, idle_share, is_waiting
 from components.telemetry.loop_lag import LoopLag
-from components.telemetry.memory import resident_bytes
 from components.telemetry.progress import say
-from components.telemetry.spans import span
 from components.training.history import (
     Closed,
     Consumed,
@@ -43,13 +42,14 @@ from components.training.history import (
 from components.training.journal_lines import version_runs
 from components.training.learner import Learner
 from components.training.ledger import Fate
+from components.training.readings import Reading, step_numbers
 from components.training.records import RunRecords, episode_numbers, version_numbers
 from components.training.selection import SelectionMonitor
+from components.training.stalls import Stalls
 from components.training.update import TrainState
 from components.training.weight_sync import SyncProof, WeightSync, fingerprint
 from components.types import Completion, Group, Outcome, Policy, SequenceId, Task, Trajectory
 
-WAITING = "waiting for rollouts"
 SYNC = "weight sync"
 CHECKPOINT = "checkpoint"
 
@@ -82,16 +82,6 @@ class RunPlan:
     steps: int
     checkpoint_every: int
     grace_seconds: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """The clocks and the account at one moment; a step's numbers are what lies between two of them."""
-
-    moment: float
-    trainer: dict[str, float]
-    engine: EngineStatistics
-    tokens: dict[str, int]
 
 
 Save = Callable[[int, TrainState, Mapping[str, Any]], None]
@@ -134,13 +124,16 @@ class TrainingLoop:
         self._save = save
         self._saved = history.version
         self._selection = SelectionMonitor()
+        self._stalls = Stalls(self.clock, session.engine)
         self._lag = LoopLag()
         self._auto = AutoConcurrency(
             group_size=rollout.group_size, tasks_per_step=rollout.tasks_per_step, max_staleness=rollout.max_staleness
         )
         self._stop = asyncio.Event()
         self._stop_reason = ""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._worker = ThreadPoolExecutor(
+            1, thread_name_prefix="trainer", initializer=charge_compilation, initargs=(self.clock,)
+        )
 
     async def run(self) -> None:
         """Make the steps. Leaves nothing in flight, and no thread, however it ends.
@@ -238,7 +231,7 @@ class TrainingLoop:
 
     async def _publish(self, orchestrator: Orchestrator) -> SyncProof:
         """Prove the present version and serve it; the next tasks may start."""
-        with self.clock.during(SYNC):
+        with self._during(SYNC):
             proof = await self._work(self._sync.publish, self._learner.state.adapter, self.history.version)
         self.proofs.append(proof)
         orchestrator.advance(self.history.version)
@@ -254,10 +247,17 @@ class TrainingLoop:
             )
 
     async def _checkpoint(self) -> None:
-        with self.clock.during(CHECKPOINT):
+        with self._during(CHECKPOINT):
             version, facts = self.history.version, self.history.facts()
             await self._work(self._save, version, self._learner.state, facts)
             self._saved = version
+
+    @contextmanager
+    def _during(self, state: str) -> Iterator[None]:
+        with self.clock.during(state):
+            self._stalls.settle()
+            yield
+        self._stalls.settle()
 
     async def _consume(self, orchestrator: Orchestrator) -> list[Group]:
         """Turn the groups of one optimizer step into gradients, each as it arrives. Fewer come back after a stop."""
@@ -266,6 +266,7 @@ class TrainingLoop:
             group = await self._next(orchestrator)
             if group is None:
                 break
+            self._stalls.consumed(group, self.history.version + 1)
             stale = self._stale(group)
             group = _without(group, stale)
             if len(group.valid) < 2 or self._learner.refuses(group):
@@ -284,18 +285,19 @@ class TrainingLoop:
         """The next group, or None when the run is stopped first."""
         group = asyncio.ensure_future(anext(orchestrator))
         stopped = asyncio.ensure_future(self._stop.wait())
-        self.clock.switch(WAITING)
+        self._stalls.begin(full=orchestrator.full)
         done, _ = await asyncio.wait((group, stopped), timeout=0)
         if not done:
             self._session.trainer_waits(True)
             await asyncio.wait((group, stopped), return_when=asyncio.FIRST_COMPLETED)
         self._session.trainer_waits(orchestrator.buffered_groups == 0)
-        self.clock.switch(BUSY)
         stopped.cancel()
-        if group.done():
-            return group.result()
-        group.cancel()
-        return None
+        if not group.done():
+            group.cancel()
+            self._stalls.end(BUSY, None)
+            return None
+        self._stalls.end(BUSY, group.result())
+        return group.result()
 
     def _stale(self, group: Group) -> tuple[Member, ...]:
         """Members that the recipe calls too old to be trained on."""
@@ -306,8 +308,7 @@ class TrainingLoop:
 
     async def _play(self, task: Task, sequence: SequenceId) -> Trajectory:
         try:
-            with span("episode", task=task.id, member=sequence.member):
-                return await self._session.player.play(self._counted_policy, task, sequence)
+            return await self._session.player.play(self._counted_policy, task, sequence, self._stalls.open(sequence))
         finally:
             self._session.engine.forget(sequence)
 
@@ -326,6 +327,7 @@ class TrainingLoop:
         self._record(Closed(position, task.id, epoch))
 
     def _on_rejected(self, group: Group) -> None:
+        self._stalls.consumed(group, self.history.version + 1)
         self._record(Rejected(group.position))
 
     def _record(self, event: Event) -> None:
@@ -341,29 +343,19 @@ class TrainingLoop:
         if not numbers["trained_tokens"]:
             say(f"step {step}: nothing was trained, as the rewards of each group were all equal")
 
-    def _reading(self) -> _Reading:
+    def _reading(self) -> Reading:
         engine = self._session.engine.statistics()
-        return _Reading(time.perf_counter(), self.clock.totals(), engine, self.history.ledger.tokens())
+        return Reading(time.perf_counter(), self.clock.totals(), engine, self.history.ledger.tokens())
 
-    def _numbers(self, groups: list[Group], proof: SyncProof, before: _Reading, after: _Reading) -> dict[str, Any]:
-        prefilled = after.engine.prefilled_tokens - before.engine.prefilled_tokens
-        recomputed = after.engine.recomputed_tokens - before.engine.recomputed_tokens
+    def _numbers(self, groups: list[Group], proof: SyncProof, before: Reading, after: Reading) -> dict[str, Any]:
         return {
             **episode_numbers([member for group in groups for member in group.trajectories]),
             **version_numbers(groups, self.history.version - 1),
             **self._selection.numbers(),
-            # What is in flight is a level; the others are what this step added.
-            "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
-            "tokens_generated_so_far": after.tokens["generated"],
-            "trainer_seconds": difference(after.trainer, before.trainer),
-            "engine_seconds": difference(after.engine.seconds, before.engine.seconds),
-            "recomputed_share": recomputed / max(prefilled, 1),
-            "queued_share": after.engine.waiting_requests / self._session.engine.config.slots,
-            "seconds": after.moment - before.moment,
+            **step_numbers(before, after, slots=self._session.engine.config.slots),
             "canary_difference": proof.canary_difference,
             "delta_norm": proof.delta_norm,
             "sync_seconds": proof.seconds,
-            "resident_bytes": resident_bytes(),
             # The longest time so far in which tools went unanswered because something held up the event loop.
             "loop_lag_seconds_worst": self._lag.worst_seconds,
         }
@@ -381,7 +373,7 @@ def _without(group: Group, members: Sequence[Member]) -> Group:
 
 
 def _line(step: int, steps: int, numbers: dict[str, Any]) -> str:
-    waiting = numbers["trainer_seconds"].get(WAITING, 0.0)
+    waiting = sum(seconds for state, seconds in numbers["trainer_seconds"].items() if is_waiting(state))
     failed = sum(numbers["failures"].values())
     return (
         f"step {step:>{len(str(steps))}}/{steps}  reward {numbers['reward_mean']:.3f}  "

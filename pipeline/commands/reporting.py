@@ -19,7 +19,10 @@ def report(options: argparse.Namespace) -> int:
     if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
         message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
         raise ConfigError(Problem("report", folder, message))
-    print(write_report(folder))
+    if options.why:
+        print(explained(read_run(folder)))
+    else:
+        print(write_report(folder))
     return OK
 
 

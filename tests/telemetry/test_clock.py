@@ -82,3 +82,30 @@ def test_states_are_exclusive_whoever_reads():
     stop.set()
     reader.join()
     assert min(seen) >= 0  # a torn reading would count a stretch twice and fall back afterwards
+
+
+def test_time_moves_between_states_and_none_is_lost():
+    hands = Hands()
+    clock = RoleClock("trainer", state="busy", clock=hands)
+    hands.at = 4.0
+    clock.carve("compiling", 1.5)
+    clock.switch("waiting for rollouts")
+    hands.at = 10.0
+    clock.switch("busy")
+    clock.reassign("waiting for rollouts", {"waiting for tools": 4.0, "waiting for graders": 2.0})
+    assert clock.totals() == {
+        "busy": 2.5,
+        "compiling": 1.5,
+        "waiting for tools": 4.0,
+        "waiting for graders": 2.0,
+    }
+
+
+def test_a_state_is_renamed_only_while_it_lasts():
+    hands = Hands()
+    clock = RoleClock("engine", state="waiting for requests", clock=hands)
+    hands.at = 1.0
+    clock.rename("waiting for requests", "waiting for tools")
+    hands.at = 3.0
+    clock.rename("waiting for requests", "waiting for graders")
+    assert clock.totals() == {"waiting for requests": 1.0, "waiting for tools": 2.0}
