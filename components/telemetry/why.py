@@ -28,11 +28,11 @@ ADVICE = {
     "admission": "too few episodes run at once, and rows of the engine stand empty: raise "
     "train.rollout.max_concurrency, or set it to auto",
     "failed attempts": "episodes break and are played again: trajectories.jsonl holds each failure and its reason",
-    "compilation": "the engine compiles while the trainer waits: shapes differ from step to step, or its cache is cold; "
+    "compilation": "the engine compiles while the trainer waits: shapes differ from step to step, or a cache is cold; "
     "see the `compile` spans in trace.json",
     COMPILING: "programs are compiled again and again: shapes differ from step to step (train.packing.capacities, "
     "train.engine.prefill_chunk); only the first steps of a run should compile",
-    "weight sync": "new weights take long to prove and to swap: use fewer canaries, or a smaller adapter",
+    "weight sync": "new weights take long to prove and to swap: use a smaller adapter",
     "checkpoint": "saving holds up training: raise train.checkpoint_every, or look at the storage",
 }
 

@@ -7,22 +7,23 @@ from pathlib import Path
 from components import storage
 from components.errors import ConfigError, Problem
 from components.telemetry.progress import say
-from components.telemetry.run_files import METRICS, SUMMARY
+from components.telemetry.run_files import METRICS, SUMMARY, read_run
+from components.telemetry.why import explained
 from pipeline.commands.command import OK, Command, add_json
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page of a run anew, also of one that still goes on."""
-    from components.telemetry.report import write_report  # with it comes matplotlib
-
+    """Write the page of a run anew, also of one that still goes on; or say where its time went."""
     folder = options.run_folder
     if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
         message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
         raise ConfigError(Problem("report", folder, message))
     if options.why:
         print(explained(read_run(folder)))
-    else:
-        print(write_report(folder))
+        return OK
+    from components.telemetry.report import write_report  # with it comes matplotlib
+
+    print(write_report(folder))
     return OK
 
 
@@ -45,6 +46,12 @@ def add_run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", help="a run's folder")
 
 
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """A run's folder, and what of it is wanted."""
+    add_run_folder(parser)
+    parser.add_argument("--why", action="store_true", help="say where the time went and what to do, in the terminal")
+
+
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     """A run's folder, and where the last adapter goes."""
     add_run_folder(parser)
@@ -52,5 +59,5 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-REPORT = Command("report", report, add_run_folder)
+REPORT = Command("report", report, add_report_arguments)
 REPLAY = Command("replay", replay, add_replay_arguments)
