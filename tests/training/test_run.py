@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,8 @@ def test_the_run_folder_tells_what_happened(uninterrupted):
     # On-policy and in float32: what was sampled is what is trained.
     assert all(line["behavior_kl"] < 1e-6 for line in run.metrics if line["microbatches"])
     assert run.summary["proofs"]["sync"]["versions"] == 5
-    assert len(run.trajectories) == 16
+    # At least one member of each of the four groups of each step.
+    assert Counter(line["step"] for line in run.trajectories) >= Counter(dict.fromkeys((1, 2, 3, 4), 4))
 
 
 def test_the_seconds_of_a_step_are_all_accounted_for(uninterrupted):
