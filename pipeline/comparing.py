@@ -78,7 +78,7 @@ def _of_folder(name: str, *, title: str = "", state: str = "") -> ComparedRun:
     whole = storage.exists(storage.join(folder, manifests.MANIFEST))
     return ComparedRun(
         name=name,
-        record=read_run(folder),
+        record=read_run(folder, trajectories=False),
         parameters=settings_of(manifests.read(folder)) if whole else {},
         whole=whole,
         title=title,

@@ -26,7 +26,7 @@ def finish(*, run_root: str, run_id: str, error: str, manifest: str, manifest_ur
     folder = folder_of(run_root, run_id, manifest_uri)
     try:
         record = _manifest_of(folder)
-        run = read_run(folder)
+        run = read_run(folder, trajectories=False)
         if "gate" in run.summary and record:
             mark_seen(from_record(record["start"]), folder)
         storage.write_text(manifest, json.dumps(record, indent=2) + "\n")

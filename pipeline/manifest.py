@@ -68,7 +68,7 @@ def read(run_folder: str) -> dict[str, Any]:
         raise DataError(Problem(uri, run_folder, "does not exist; name the folder of a run")) from None
     except json.JSONDecodeError as error:
         raise DataError(Problem(uri, run_folder, f"is no JSON: {error}")) from None
-    summary = read_run(run_folder).summary
+    summary = read_run(run_folder, trajectories=False).summary
     return manifest | {name: summary[name] for name in FOUND if name in summary}
 
 

@@ -37,7 +37,7 @@ from components.storage.folders import (
     upload_folder,
 )
 from components.storage.lines import LineLog, read_lines
-from components.storage.lock import sole_process
+from components.storage.lock import is_held, sole_process
 from components.storage.patience import hurry
 from components.storage.place import AccessError, ConflictError, StorageError, Uri
 
@@ -56,6 +56,7 @@ __all__ = [
     "download_folder",
     "exists",
     "hurry",
+    "is_held",
     "is_remote",
     "join",
     "list_files",

@@ -33,6 +33,20 @@ def sole_process(lock: Uri, *, patience: float, on_wait: Callable[[str], None]) 
         yield
 
 
+def is_held(lock: Uri) -> bool | None:
+    """Whether a process holds the lock file now; None on gs://, where nobody can know."""
+    if is_remote(lock):
+        return None
+    try:
+        with Path(lock).open() as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def _acquire(descriptor: int, path: Path, patience: float, on_wait: Callable[[str], None]) -> None:
     deadline: float | None = None
     while True:

@@ -7,7 +7,8 @@
     summary.json         the object that `headrace run --json` prints, and what describes the run (see SUMMARY_KEYS)
     trajectories.jsonl   a sample of trajectories, one object a line: "step", "task_id", "reward", "outcome", and where
                          they are known "reward_parts", "reward_reasons", "seconds", "cut_by", "failure"; "messages" is
-                         a list of `dataclasses.asdict` of types.Message
+                         a list of `dataclasses.asdict` of types.Message, "turns" are of training.trajectory_lines, and
+                         may have "trainer_logprobs", in step with "logprobs"
 
 Every file and every key may be absent: the report leaves out what it is not told.
 """
@@ -77,6 +78,7 @@ STEP_KEYS = {
     "selection": "{measure: {trained, dispatched, ratio}}: means over what was trained and all that was played, so far",
     "staleness_mean": "policy versions between sampling and update",
     "episode_seconds": "mean length of an episode in seconds",
+    "tools": "{tool: {calls, errors: {kind: n}, p50, p95, p99, max}} of this step, times in seconds",
     "tool_seconds": "mean time that an episode waited for tools, in seconds",
     "tool_error_rate": "share of tool calls that failed",
     "tokens": "{generated, trained, ...}: tokens of this step by fate; in_flight is a level, all others are amounts",
@@ -104,6 +106,7 @@ SUMMARY_KEYS = {
     "accuracy_after_interval": "[low, high]",
     "tokens": "{generated, trained, ...} of the whole run",
     "tokens_by_version": "{environment: {policy version: {fate: tokens}}} of the whole run",
+    "tools": "{tool: {calls, errors: {kind: n}, p50, p95, p99, max}} of the whole run, times in seconds",
     "trainer_seconds": "{state: seconds} of the whole run",
     "engine_seconds": "the same for the engine",
     "trainer_idle_share": "share of its time that the trainer waited",
@@ -148,15 +151,18 @@ class RunRecord:
         return [(step, float(value)) for step, value in found if value is not None]
 
 
-def read_run(folder: str) -> RunRecord:
-    """Read what there is in a run folder. Raises DataError for a file that is damaged."""
+def read_run(folder: str, *, trajectories: bool = True) -> RunRecord:
+    """Read what there is in a run folder, its many trajectories only where they are wanted.
+
+    Raises DataError for a file that is damaged.
+    """
     return RunRecord(
         summary=_read_object(storage.join(folder, SUMMARY)),
         metrics=read_metrics(storage.join(folder, METRICS)),
         measures=_read_object(storage.join(folder, EVALUATION)).get("measures", []),
         trajectories=[
             _parsed(line, storage.join(folder, TRAJECTORIES))
-            for line in storage.read_lines(storage.join(folder, TRAJECTORIES))
+            for line in (storage.read_lines(storage.join(folder, TRAJECTORIES)) if trajectories else ())
         ],
     )
 

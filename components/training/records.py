@@ -11,6 +11,7 @@ import numpy as np
 from components import storage
 from components.rollout.tokenizer import Tokenizer
 from components.telemetry.metrics import MetricsLog
+from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, TRAJECTORIES
 from components.training.trajectory_lines import TrajectoryLines
 from components.types import Group, Outcome, Trajectory
@@ -21,17 +22,24 @@ P = ParamSpec("P")
 class RunRecords:
     """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (a sample of each group, and every failure).
 
-    With a tokenizer the trajectories are written token by token, too. A resumed run takes back the lines of steps after
-    `resumed_after`. Nobody waits for the storage but who calls `flush`, and who leaves the block that the records were
-    entered for: a thread of its own writes. What it fails of is raised by the next call.
+    With a tokenizer the trajectories are written token by token, too; `reports` is told of every step. A resumed run
+    takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls `flush`, and who
+    leaves the block that the records were entered for: a thread of its own writes. What it fails of is raised by the
+    next call.
     """
 
     def __init__(
-        self, run_folder: str, *, resumed_after: int | None = None, tokenizer: Tokenizer | None = None
+        self,
+        run_folder: str,
+        *,
+        resumed_after: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        reports: Refresher | None = None,
     ) -> None:
         self._metrics = MetricsLog(storage.join(run_folder, METRICS), resumed_after=resumed_after)
         self._trajectories = storage.LineLog(storage.join(run_folder, TRAJECTORIES))
         self._lines = TrajectoryLines(tokenizer)
+        self._reports = reports
         self._step = resumed_after or 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._unfinished: deque[Future[None]] = deque()
@@ -42,6 +50,8 @@ class RunRecords:
 
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
         self._writer.shutdown()
+        if self._reports is not None:
+            self._reports.close()
         if kind is None:
             self.flush()
 
@@ -64,6 +74,8 @@ class RunRecords:
         for line in self._lines.step(step, groups):
             self._trajectories.append(line)
         self._trajectories.sync()
+        if self._reports is not None:
+            self._reports.step()
 
     def _write_failed(self, step: int, trajectory: Trajectory) -> None:
         self._trajectories.append(self._lines.failed(step, trajectory))

@@ -35,6 +35,7 @@ from components.storage import sole_process
 from components.telemetry.clock import idle_share
 from components.telemetry.metrics import read_metrics
 from components.telemetry.progress import say
+from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, update_summary
 from components.telemetry.spans import write_trace
 from components.training.canaries import make_weight_sync
@@ -231,7 +232,8 @@ def _resume(
             missing.append((step, dict(numbers)))
 
     history = resume(events, checkpoints, learner, on_step=on_step)
-    records = RunRecords(run_folder, resumed_after=history.version or None, tokenizer=tokenizer)
+    reports = Refresher(run_folder)
+    records = RunRecords(run_folder, resumed_after=history.version or None, tokenizer=tokenizer, reports=reports)
     for step, numbers in missing:
         trajectories = [member for group in step.groups for member in group.trajectories]
         records.step(step.version, numbers | episode_numbers(trajectories), step.groups)

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.errors import ConfigError, Problem
+from components.storage import is_remote
 from components.telemetry.progress import say
 from pipeline.commands.command import FAILED, OK, Command, add_json, add_recipe
 from pipeline.recipe import parse_assignments
+from pipeline.run_ids import is_run_id
 
 if TYPE_CHECKING:
     from pipeline.cluster import Order
     from pipeline.connection import Client, Connection
 
+_EVERY_SECONDS, _EVERY_SECONDS_HERE = 10.0, 2.0
 _FLAGS = ("host", "namespace", "pipeline_root", "experiment", "image", "service_account")
 
 
@@ -35,7 +38,9 @@ def submit(options: argparse.Namespace) -> int:
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Follow a run on the cluster to its end."""
+    """Follow a run to its end: a folder, local or gs://, or the id of a run on the cluster."""
+    if not is_run_id(options.run):
+        return _watch_folder(options.run, options.every)
     connection = connection_of(options)
     return _watch(_connect(connection), connection, options.run, options.every)
 
@@ -134,12 +139,33 @@ def _connect(connection: "Connection") -> "Client":
     return connect(connection)
 
 
-def _watch(client: "Client", connection: "Connection", run_id: str, every: float) -> int:
+def _watch_folder(folder: str, every: float | None) -> int:
+    from rich.console import Console
+
+    from pipeline.following import Lines, State, follow, state_text
+    from pipeline.following_view import on_screen
+
+    every = every or (_EVERY_SECONDS if is_remote(folder) else _EVERY_SECONDS_HERE)
+    console = Console(stderr=True)
+    try:
+        if console.is_terminal:
+            with on_screen(console) as picture:
+                seen = follow(folder, show=picture.show, every=every)
+        else:
+            seen = follow(folder, show=Lines(say).show, every=every)
+    except KeyboardInterrupt:
+        return OK
+    if console.is_terminal and seen.state is State.DEAD:
+        say(state_text(seen))
+    return OK if seen.state is State.FINISHED else FAILED
+
+
+def _watch(client: "Client", connection: "Connection", run_id: str, every: float | None) -> int:
     from pipeline.watching import end_text
     from pipeline.watching import watch as watch_run
 
     try:
-        run = watch_run(client, connection, run_id, show=say, every=every)
+        run = watch_run(client, connection, run_id, show=say, every=every or _EVERY_SECONDS)
     except KeyboardInterrupt:
         say(f"the run goes on; follow it again with: headrace watch {run_id}")
         return OK
@@ -184,11 +210,12 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_every(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="between two looks (default: 10)")
+    help_text = f"between two looks (default: {_EVERY_SECONDS:g}, of a local folder {_EVERY_SECONDS_HERE:g})"
+    parser.add_argument("--every", type=float, metavar="SECONDS", help=help_text)
 
 
 def _add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="the run's id")
+    parser.add_argument("run", help="a run's folder, local or gs://, or a run's id")
     _add_every(parser)
     add_connection(parser)
 

@@ -1,0 +1,192 @@
+"""A run's folder, local or on gs:// -> what a person at a terminal wants to see of it, again and again until it ends.
+
+Whether a run is alive is told by the lock that its process holds; on gs://, where there is none, by how long ago it
+wrote a line.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from components import storage
+from components.errors import ConfigError, Problem
+from components.telemetry import formatting
+from components.telemetry.clock import STARTING, idle_share
+from components.telemetry.run_files import METRICS, RunRecord, read_run
+from pipeline import manifest as manifests
+
+SILENT_SECONDS = 600.0
+"""After so long without a line a run on gs:// is said to be silent."""
+
+_LOCKS = ("run.lock", "train.lock")
+_SIGNS_OF_LIFE = ("journal.jsonl", METRICS, "log.txt")
+_LAST = 10  # steps that a share or a mean is taken over
+
+
+class State(StrEnum):
+    """How a run is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SILENT = "silent"
+    FINISHED = "finished"
+    DEAD = "dead"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        return self in (State.FINISHED, State.DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run's folder at one moment. `age` is how many seconds ago it last wrote; None where that is not known."""
+
+    folder: str
+    record: RunRecord
+    state: State
+    planned: int | None = None
+    age: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The last optimizer step that is written down; 0 before the first."""
+        return int(self.record.metrics[-1]["step"]) if self.record.metrics else 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """As long as the steps that are left take at the pace of the last ones; None where that is not known."""
+        paces = [value for _, value in self.record.series("seconds")][-_LAST:]
+        if self.planned is None or not paces or self.state is not State.RUNNING:
+            return None
+        return sum(paces) / len(paces) * max(0, self.planned - self.step)
+
+
+def look(folder: str, *, now: Callable[[], float] = time.time) -> Look:
+    """Read what the run has written so far. Raises ConfigError where there is no such folder."""
+    folder = folder.rstrip("/")
+    if not storage.exists(folder):
+        raise ConfigError(Problem("RUN", folder, "is neither a run's folder nor a run's id"))
+    record = read_run(folder, trajectories=False)
+    written = _last_written(folder)
+    age = None if written is None else max(0.0, now() - written)
+    return Look(folder, record, _state(folder, record, age), _planned(folder), age)
+
+
+def follow(
+    folder: str,
+    *,
+    show: Callable[[Look], None],
+    every: float = 2.0,
+    sleep: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.time,
+) -> Look:
+    """Look every so many seconds and show each look, until the run has ended. Gives the last one."""
+    while True:
+        seen = look(folder, now=now)
+        show(seen)
+        if seen.state.is_end:
+            return seen
+        sleep(every)
+
+
+class Lines:
+    """Tells what is new as plain lines, each once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._state: State | None = None
+        self._step = 0
+
+    def show(self, seen: Look) -> None:
+        """Say what has changed since the last look."""
+        for line in seen.record.metrics:
+            if line["step"] > self._step:
+                self._say(step_text(line, seen.planned))
+        # A resumed run may have taken steps back.
+        self._step = seen.step
+        if seen.state is not self._state:
+            self._state = seen.state
+            self._say(state_text(seen))
+
+
+def state_text(seen: Look) -> str:
+    """How the run is, in one line, and what to do where something has to be done."""
+    text = f"{seen.record.summary.get('recipe', 'run')}: {seen.state}"
+    if seen.step:
+        text += f", step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")
+    if seen.age is not None and seen.state is not State.FINISHED:
+        text += f", last heard of {formatting.seconds(seen.age)} ago"
+    if seen.state is State.DEAD:
+        text += f"; no process works in {seen.folder}: go on with --resume, or see log.txt there"
+    return _plain(text)
+
+
+def step_text(line: Mapping[str, Any], planned: int | None = None) -> str:
+    """One optimizer step in one line."""
+    text = f"step {line['step']}" + (f"/{planned}" if planned else "")
+    text += f"  reward {formatting.number(line.get('reward_mean'))}"
+    if line.get("seconds") is not None:
+        text += f"  {formatting.seconds(line['seconds'])}"
+    if line.get("trainer_seconds"):
+        text += f"  trainer waiting {formatting.percent(idle_share(line['trainer_seconds']))}"
+    if failed := sum((line.get("failures") or {}).values()):
+        text += f"  {failed} failed"
+    return _plain(text)
+
+
+def shares(metrics: Sequence[Mapping[str, Any]], role: str) -> list[tuple[str, float]]:
+    """(state, share) of the last steps' time of a role, the largest first; the start does not count."""
+    totals: dict[str, float] = {}
+    for line in metrics[-_LAST:]:
+        for state, spent in (line.get(f"{role}_seconds") or {}).items():
+            if state != STARTING:
+                totals[state] = totals.get(state, 0.0) + spent
+    whole = sum(totals.values())
+    return sorted(((state, spent / whole) for state, spent in totals.items() if spent), key=lambda each: -each[1])
+
+
+def _plain(text: str) -> str:
+    return text.replace("\u202f", " ")
+
+
+def _state(folder: str, record: RunRecord, age: float | None) -> State:
+    held = [storage.is_held(storage.join(folder, name)) for name in _LOCKS]
+    is_over = "wall_seconds" in record.summary or "promotion" in record.summary or "outcome" in record.summary
+    if True in held:
+        return State.RUNNING if record.metrics else State.STARTING
+    # Between two steps of a pipeline on this machine the lock of the run is held; without it nobody works here.
+    if is_over or (None not in held and "accuracy_after" in record.summary):
+        return State.FINISHED
+    if None not in held:
+        return State.DEAD
+    if age is not None and age > SILENT_SECONDS:
+        return State.SILENT
+    return State.RUNNING if record.metrics else State.STARTING
+
+
+def _planned(folder: str) -> int | None:
+    try:
+        manifest = json.loads(storage.read_text(storage.join(folder, manifests.MANIFEST)))
+    except FileNotFoundError:
+        return None
+    steps = manifest.get("exact", {}).get("train", {}).get("steps")
+    return steps if isinstance(steps, int) else None
+
+
+def _last_written(folder: str) -> float | None:
+    """The Unix time of the run's last line: of a local file, or of an object, whose generation tells it."""
+    if not storage.is_remote(folder):
+        files = [Path(folder, name) for name in _SIGNS_OF_LIFE]
+        return max((file.stat().st_mtime for file in files if file.is_file()), default=None)
+    uri = storage.join(folder, METRICS)
+    if not storage.exists(uri):
+        return None
+    _, generation = storage.read_versioned(uri)
+    moment = generation / 1e6
+    # A generation of Google's is the time in microseconds; one that is no such time says nothing.
+    return moment if moment > 1e9 else None
