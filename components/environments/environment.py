@@ -37,6 +37,8 @@ BUILT_IN = {
     "multi_hop": "components.environments.tasks.multi_hop:MultiHop",
     "text_to_sql": "components.environments.tasks.text_to_sql:TextToSql",
     "function_calls": "components.environments.tasks.function_calls:FunctionCalls",
+    "gymnasium": "components.environments.adapters.gymnasium:GymnasiumEnvironment",
+    "verifiers": "components.environments.adapters.verifiers:VerifiersEnvironment",
 }
 
 
