@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from components.environments.calculator import CALCULATOR
-from components.environments.tools import tool
-from components.rollout.call_text import MAX_CALLS, MAX_MALFORMED, ParsedText
+from components.environments.tools import Tool, tool
+from components.rollout.call_text import KINDS, MAX_CALLS, MAX_MALFORMED, ParsedText
 from components.rollout.pieces import text_of
-from components.rollout.tool_calls import HERMES, HERMES_OR_BARE, QWEN_XML, TaggedCalls
+from components.rollout.thinking import split_thinking
+from components.rollout.tool_calls import HERMES, HERMES_OR_BARE, LLAMA_JSON, QWEN_XML, TaggedCalls
 from components.types import ToolCall
+from tests.benchmarks.parsers import FORMATS, read
+from tests.rollout.outputs_of_models import fuzzed_outputs, megabytes
 
 TAGGED = TaggedCalls("<tool>", "</tool>")
 
@@ -222,3 +226,175 @@ def test_no_text_raises_in_any_format_and_every_wrapper_is_a_call_or_malformed(t
 def test_rendered_calls_are_parsed_back(calls):
     text = "\n".join(written(HERMES, call) for call in calls)
     assert HERMES.parse(text, []) == ParsedText("", tuple(calls))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "reason"),
+    [
+        ('{"name": "f", "arguments": {"x": NaN}}', "json", "NaN is no number of JSON"),
+        ('{"name": "f", "arguments": {"x": [-Infinity]}}', "json", "-Infinity is no number of JSON"),
+        ('{"name": "f", "arguments": {"x": 1e999}}', "size", "1e999 is too large a number"),
+        ('{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "size", "not usable JSON"),
+        ('{"name": "f", "name": "g"}', "json", 'the key "name" stands twice'),
+        ('{"name": "f", "arguments": {"x": 1, "x": 2}}', "json", 'the key "x" stands twice'),
+        ('{"name": "f", "arguments": ' + "[" * 100 + "]" * 100 + "}", "size", "nested more than 64 deep"),
+        ('{"name": "f", "arguments": ' + "[" * 10_000 + "]" * 10_000 + "}", "size", "nested more than 64 deep"),
+        ('{"name": "f", "arguments": [' + "0," * 50_000 + "0]}", "size", "more than 20000 values"),
+        ('{"name": "f", "arguments": {"x": 1}, "y": 2}', "arguments", 'y must stand inside of "arguments"'),
+        ('{"name": "f", "arguments": {}, "parameters": {}}', "arguments", "stand both there"),
+        ('{"name": "f", "arguments": "{} {}"}', "arguments", "more follows"),
+        ('{"name": "f", "arguments": {"x"', "cut", "Expecting ':' delimiter"),
+        ('{"name": "f", "arguments": {"x": "ab', "cut", "Unterminated string"),
+        ('{"name": ""}', "name", '"name" must be the name of a tool'),
+        ('[{"name": "f"}]', "json", "a call must be a JSON object"),
+    ],
+)
+def test_what_nothing_behind_could_hold_is_malformed_with_a_kind(body, kind, reason):
+    text = f"<tool_call>{body}" + ("" if kind == "cut" else "</tool_call>")
+    parsed = HERMES.parse(text, [])
+    assert (parsed.calls, parsed.malformed[0].kind, parsed.malformed[0].text) == ((), kind, text)
+    assert reason in parsed.malformed[0].reason
+    assert parsed.malformed[0].kind in KINDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\ufeff<tool_call>\r\n{"name": "f", "arguments": {"x": "a\\r\\nb"}}\r\n</tool_call>\r\n',
+        '<tool_call>\ufeff{"name": "f", "arguments": {"x": "a\\r\\nb"}}</tool_call>',
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {"x": "a\\r\\nb"}}}</tool_call>',
+        '<tool_call>{"id": 3, "type": "function", "name": "f", "parameters": {"x": "a\\r\\nb"}}</tool_call>',
+    ],
+)
+def test_a_call_is_a_call_whatever_is_written_around_it(text):
+    assert HERMES.parse(text, []).calls == (ToolCall("f", {"x": "a\r\nb"}),)
+
+
+def test_a_call_that_broke_off_does_not_swallow_the_one_after_it():
+    parsed = HERMES.parse('<tool_call>{"name": "f", "argu\n<tool_call>{"name": "g"}</tool_call>', [])
+    assert (parsed.calls, [fault.kind for fault in parsed.malformed]) == ((ToolCall("g", {}),), ["json"])
+    parsed = HERMES.parse('<tool_call><tool_call>{"name": "g"}</tool_call></tool_call>', [])
+    assert (parsed.calls, len(parsed.malformed)) == ((ToolCall("g", {}),), 1)
+
+
+def test_a_string_of_a_megabyte_arrives_whole():
+    text = "one, two; [three] {four}\n" * 40_000
+    body = json.dumps({"name": "f", "arguments": {"x": text}})
+    for form, written_so in ((HERMES, f"<tool_call>{body}</tool_call>"), (LLAMA_JSON, body)):
+        assert form.parse(written_so, []).calls == (ToolCall("f", {"x": text}),)
+    call = ToolCall("edit", {"old": text})
+    assert QWEN_XML.parse(written(QWEN_XML, call), [tool(edit)]).calls == (call,)
+
+
+def test_half_a_surrogate_pair_is_read_and_left_to_the_tool():
+    assert hermes('{"name": "f", "arguments": {"x": "\\ud83d"}}').calls == (ToolCall("f", {"x": "\ud83d"}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": "f", "parameters": {"x": 1}}', [ToolCall("f", {"x": 1})]),
+        (' {"type": "function", "name": "f", "parameters": {}}\n', [ToolCall("f", {})]),
+        ('<|python_tag|>{"name": "f", "parameters": {}}', [ToolCall("f", {})]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}', [ToolCall("f", {}), ToolCall("g", {})]),
+        ('{"name": "calculator"}', [ToolCall("calculator", {})]),
+        ('{"name": "Paris"}', []),
+        ('{"t": 1}', []),
+        ('Sure: {"name": "f", "parameters": {}}', []),
+        ('{"name": "f", "parameters": {}} and more', []),
+        ('```json\n{"name": "f", "parameters": {}}\n```', []),
+    ],
+)
+def test_the_whole_message_of_llama_is_a_call_or_none_of_it_is(text, calls):
+    parsed = LLAMA_JSON.parse(text, [CALCULATOR])
+    assert list(parsed.calls) == calls
+    assert parsed == (ParsedText("", tuple(calls)) if calls else ParsedText(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"name": "f", "parameters": {"x": "ab', "cut"),
+        ('{"name": "f", "parameters": {"x": nan}}', "json"),
+        ('<|python_tag|>brave_search.call(query="x")', "form"),
+        ("<|python_tag|>", "form"),
+    ],
+)
+def test_what_llama_began_as_a_call_is_malformed_not_an_answer(text, kind):
+    parsed = LLAMA_JSON.parse(text, [CALCULATOR])
+    assert (parsed.content, parsed.calls, parsed.malformed[0].kind) == ("", (), kind)
+
+
+def test_the_good_calls_of_llama_before_a_broken_one_still_run():
+    parsed = LLAMA_JSON.parse('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {', [])
+    assert (parsed.calls, parsed.malformed[0].kind) == ((ToolCall("f", {}),), "cut")
+
+
+def test_xml_with_windows_line_breaks_keeps_those_of_the_value():
+    text = XML.replace("\n", "\r\n")
+    assert QWEN_XML.parse(text, [tool(edit)]).calls[0].arguments["old"] == "    if x:\r\n        return 1\r\n"
+    kept = ToolCall("edit", {"old": "a\r"})
+    assert QWEN_XML.parse(written(QWEN_XML, kept), [tool(edit)]).calls == (kept,)
+
+
+def test_an_xml_parameter_that_stands_twice_is_malformed_not_overwritten():
+    text = written(QWEN_XML, ToolCall("f", {"x": "1"})).replace(
+        "</function>", "<parameter=x>\n2\n</parameter>\n</function>"
+    )
+    parsed = QWEN_XML.parse(text, [])
+    assert (parsed.calls, parsed.malformed[0].kind) == ((), "arguments")
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "false", False),
+        ({"type": ["integer", "null"]}, "None", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, " 3 ", 3),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "3", "3"),
+        ({"type": "dict"}, '{"a": 1.5}', {"a": 1.5}),
+        ({"type": "float"}, "NaN", "NaN"),
+        ({"type": "integer"}, "3 4", "3 4"),
+    ],
+)
+def test_an_xml_value_is_what_its_schema_allows(schema, text, value):
+    shown = Tool("f", "", {"type": "object", "properties": {"x": schema}}, print)
+    parsed = QWEN_XML.parse(written(QWEN_XML, ToolCall("f", {"x": text})), [shown])
+    assert parsed.calls == (ToolCall("f", {"x": value}),)
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "rest"),
+    [
+        ("<think>\nplan\n</think>\n\nParis", "plan", "Paris"),
+        ("\n<think>plan</think>Paris", "plan", "Paris"),
+        ("<think>\n\n</think>\n\nParis", "", "Paris"),
+        ("<think>plan <tool_call>{}</tool_call>", "plan <tool_call>{}</tool_call>", ""),
+        ("Hm. <think>plan <tool_call>{}</tool_call></think>Paris", "plan <tool_call>{}</tool_call>", "Hm. Paris"),
+        ("<think>a</think>b<think>c</think>d", "a\n\nc", "bd"),
+        ('<tool_call>{"a": "<think>x</think>"}</tool_call>', "", '<tool_call>{"a": "<think>x</think>"}</tool_call>'),
+        ("say <think> and nothing more", "", "say <think> and nothing more"),
+        ("no thought", "", "no thought"),
+    ],
+)
+def test_what_stands_in_a_thinking_block_is_neither_answer_nor_call(text, thinking, rest):
+    assert split_thinking(text, "<tool_call>") == (thinking, rest)
+
+
+def test_fuzzed_outputs_raise_nothing_lose_nothing_and_are_read_in_linear_time():
+    for text in fuzzed_outputs(1000):
+        for name, form in FORMATS.items():
+            parsed = read(name, text)
+            assert all(fault.kind in KINDS and fault.reason and fault.text for fault in parsed.malformed)
+            if form.opens and "<think>" not in text and name in ("hermes", "qwen_xml") and form.opens in text:
+                assert parsed.calls or parsed.malformed
+
+
+def test_a_megabyte_is_read_in_no_time_whatever_it_holds():
+    # The benchmark measures; this says only that nothing takes a time that grows with the square of the length.
+    for label, text in megabytes().items():
+        for name in FORMATS:
+            started = time.thread_time()
+            read(name, text)
+            assert time.thread_time() - started < 1.0, (label, name)
