@@ -136,7 +136,11 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 def section_texts(recipe: Recipe) -> dict[str, str]:
     """Each section as the JSON text that travels to its step. Raises ConfigError for one that KFP would refuse."""
-    texts = {name: json.dumps(section) for name, section in dump(recipe).items() if name in SECTIONS}
+    sections = dump(recipe)
+    prepare = sections["prepare_data"]
+    if prepare["max_prompt_tokens"] is not None and prepare["tokenizer"] is None:
+        prepare["tokenizer"] = recipe.init_model.source
+    texts = {name: json.dumps(section) for name, section in sections.items() if name in SECTIONS}
     check_parameter_sizes(texts)
     return texts
 

@@ -36,6 +36,7 @@ BUILT_IN = {
     "frozen_lake": "components.environments.tasks.frozen_lake:FrozenLake",
     "multi_hop": "components.environments.tasks.multi_hop:MultiHop",
     "text_to_sql": "components.environments.tasks.text_to_sql:TextToSql",
+    "questions": "components.environments.tasks.questions:Questions",
     "function_calls": "components.environments.tasks.function_calls:FunctionCalls",
     "gymnasium": "components.environments.adapters.gymnasium:GymnasiumEnvironment",
     "verifiers": "components.environments.adapters.verifiers:VerifiersEnvironment",

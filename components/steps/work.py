@@ -1,13 +1,11 @@
 """What the doors call: the work of a step, and a record of it in the run's folder, which the manifest is made from."""
 
-import hashlib
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from components.config import from_json
 from components.export.promotion import fingerprint_of
 from components.launcher.platform import PlatformConfig
-from components.rollout.prepare import SPLITS, write_tasks
+from components.rollout.prepare import write_tasks
 from components.telemetry.run_files import update_summary
 
 
@@ -22,7 +20,6 @@ class Artifact(Protocol):
 def prepare_data(*, section: str, environment: str, seed: int, run_folder: str, folder: str) -> dict[str, Any]:
     """Write the tasks; gives and records their numbers and the hash of their content."""
     facts = write_tasks(section=section, environment=environment, seed=seed, folder=folder)
-    facts["sha256"] = content_hash(folder)
     update_summary(run_folder, {"data": facts})
     return facts
 
@@ -38,15 +35,6 @@ def init_model(
     }
     update_summary(run_folder, {"base": facts})
     return facts
-
-
-def content_hash(folder: Path | str) -> str:
-    """SHA-256 over the tasks of both splits, as `write_tasks` wrote them."""
-    digest = hashlib.sha256()
-    for split in SPLITS:
-        content = Path(folder, f"{split}.jsonl").read_bytes()
-        digest.update(f"{split} {hashlib.sha256(content).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def train(
