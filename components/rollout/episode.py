@@ -23,6 +23,7 @@ from components.errors import (
     RolloutError,
 )
 from components.rollout.renderer import Renderer
+from components.telemetry.spans import count
 from components.telemetry.timeline import CLOSE, POLICY, RESET, REWARD, STEP, Timeline
 from components.types import (
     CallOutcome,
@@ -164,6 +165,8 @@ class _Episode:
         while (completion := await self._turn(prompt_ids)) is not None:
             message = await _translated(len(completion.token_ids), self.renderer.parse, completion.token_ids, tools)
             self.messages.append(message)
+            for broken in message.malformed_calls:
+                count("malformed_calls", kind=broken.kind)
             if self.cut_by is not None:
                 return
             self._enter(STEP)

@@ -181,6 +181,8 @@ def _by_signs(tokenizer: Tokenizer) -> tuple[str, str]:
     """(name, why) by the special tokens, and by what the chat template says where families share them."""
     template = tokenizer.chat_template or ""
     if tokenizer.token_id("<|start_header_id|>") is not None:
+        if template and "Cutting Knowledge Date" not in template:
+            raise _unlike("<|start_header_id|>", "names no dates, as Llama 3.1 and later do", "llama3")
         return "llama3", "the tokenizer has <|start_header_id|>"
     if tokenizer.token_id("<start_of_turn>") is not None:
         if "System role not supported" in template:
@@ -194,7 +196,7 @@ def _by_signs(tokenizer: Tokenizer) -> tuple[str, str]:
 
 def _chatml_by_signs(tokenizer: Tokenizer, template: str) -> tuple[str, str]:
     signs = (
-        ("<function=", "qwen3_coder"),
+        (chat_forms.QWEN3_CODER_SYSTEM, "qwen3_coder"),
         (chat_forms.SMOLLM2_SYSTEM, "smollm2"),
         (chat_forms.QWEN2_5_SYSTEM, "qwen2_5"),
         ("</think>", "qwen3"),
@@ -202,9 +204,16 @@ def _chatml_by_signs(tokenizer: Tokenizer, template: str) -> tuple[str, str]:
     for sign, name in signs:
         if sign in template:
             return name, f"the chat template has {sign[:60]!r}"
+        if "<function=" in template:
+            raise _unlike("<|im_start|>", "writes calls in tags, in another form than Qwen3-Coder", "qwen3_coder")
     if not template and tokenizer.token_id("<think>") is not None:
         return "qwen3", "the tokenizer has <|im_start|> and <think>"
     return "chatml", "the tokenizer has <|im_start|>"
+
+
+def _unlike(token: str, trait: str, name: str) -> ConfigError:
+    hint = f"the tokenizer has {token}, but its chat template {trait}; name a renderer, {name} if its form will do"
+    return ConfigError(Problem("renderer", "auto", hint))
 
 
 def _default_line(tokenizer: Tokenizer) -> str | None:

@@ -202,11 +202,12 @@ def _trajectory(record: Record) -> dict[str, Any]:
 
 
 def message(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its texts cut; calls and malformed calls as pairs of texts."""
+    """A message with its texts cut, and what was thought before its answer; calls and malformed calls as pairs."""
+    thought = f"<think>\n{said['thinking']}\n</think>\n\n" if said.get("thinking") else ""
     return {
         "role": str(said["role"]),
         "name": str(said.get("name") or ""),
-        "content": shortened(str(said.get("content") or "")),
+        "content": shortened(thought + str(said.get("content") or "")),
         "calls": [
             [str(call["name"]), shortened(json.dumps(call["arguments"], ensure_ascii=False))]
             for call in said.get("tool_calls", ())

@@ -132,7 +132,11 @@ def trajectory_record(step: int, trajectory: Trajectory, tokenizer: Tokenizer | 
 
 
 def _message(message: Message) -> dict[str, Any]:
-    record = asdict(message) | {"content": _shortened(message.content, LONGEST_TEXT)}
+    shortened = {
+        key: _shortened(text, LONGEST_TEXT)
+        for key, text in (("content", message.content), ("thinking", message.thinking))
+    }
+    record = asdict(message) | shortened
     return {key: value for key, value in record.items() if value or key == "content"}
 
 

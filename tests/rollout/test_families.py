@@ -206,9 +206,14 @@ def test_a_setting_without_a_use_is_refused(name, settings):
     ("special", "template", "name"),
     [
         (LLAMA, None, "llama3"),
+        (LLAMA, "Cutting Knowledge Date: December 2023", "llama3"),
         (SPECIAL[-2:], "... System role not supported ...", "gemma2"),
         (SPECIAL[-2:], None, "gemma3"),
-        (SPECIAL[2:5], "'<function=' + name", "qwen3_coder"),
+        (
+            SPECIAL[2:5],
+            "You are Qwen, a helpful AI assistant that can interact with a computer to solve tasks.",
+            "qwen3_coder",
+        ),
         (SPECIAL[2:5], "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "qwen2_5"),
         (SPECIAL[2:5], "content.split('</think>')", "qwen3"),
         (SPECIAL[2:5], None, "chatml"),
@@ -218,6 +223,19 @@ def test_auto_goes_by_the_tokens_and_the_template_and_says_why(special, template
     tokenizer = byte_tokenizer(special=special, template=template)
     choice = choose("auto", tokenizer)
     assert (choice.name, choice.why != "named by the recipe") == (name, True)
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "told"),
+    [
+        (LLAMA, "<|start_header_id|>", "names no dates"),
+        (SPECIAL[2:5], "'<tool_call><function=' + name", "in another form than Qwen3-Coder"),
+    ],
+)
+def test_auto_refuses_a_template_that_it_would_not_reproduce(special, template, told):
+    tokenizer = byte_tokenizer(special=special, template=template)
+    with pytest.raises(ConfigError, match=told):
+        choose("auto", tokenizer)
 
 
 def test_auto_knows_smollm2_and_refuses_a_base_model():
@@ -235,6 +253,13 @@ def test_stop_ids_are_those_of_the_family_and_those_that_the_checkpoint_names():
     assert stops("qwen3") == stops("qwen3_coder") == ["<|im_end|>", "<|endoftext|>"]
     assert stops("qwen3", ends=(BYTES.token_id("<|im_end|>"), BYTES.token_id("<eos>")))[2:] == ["<eos>"]
     assert make_renderer("plain", BYTES, ends=(7,)).stop_ids[-1] == 7
+
+
+def test_a_whole_message_that_is_a_call_object_is_a_call_where_the_recipe_says_so():
+    ids = BYTES.encode('{"name": "forecast", "arguments": {"city": "Bern"}}')
+    call = ToolCall("forecast", {"city": "Bern"})
+    assert make_renderer("qwen3", BYTES, RenderingConfig(bare_calls=True)).parse(ids, [FORECAST]) == said("", call)
+    assert make_renderer("qwen3", BYTES).parse(ids, [FORECAST]).tool_calls == ()
 
 
 def test_a_turn_of_llama_that_ends_in_eom_is_closed():

@@ -47,6 +47,16 @@ def test_what_the_assistant_says_is_learned_and_nothing_around_it():
     assert marked("compact", SUM, CharacterTokenizer("0123456789+-*=[]\n")) == "12+30=«[12+30]\n»42=«42\n»"
 
 
+def test_the_mask_goes_by_position_as_one_token_closes_turns_of_both_sides():
+    laid = transcript(make_renderer("chatml", BYTES), SUM)
+    closing = [
+        learned
+        for i, learned in zip(laid.token_ids, laid.completion_mask, strict=True)
+        if i == BYTES.token_id("<|im_end|>")
+    ]
+    assert closing == [False, True, False, True]
+
+
 def test_worked_examples_are_context_and_what_follows_the_last_learned_message_is_left_out():
     assert marked("plain", [*SUM, *SUM], learned={5}) == (
         "Q: 12+30\nA: <tool>12+30</tool>\nResult: 42\nA: 42\nQ: 12+30\nA:« <tool>12+30</tool>»"
