@@ -60,6 +60,25 @@ def test_an_episode_that_ends_by_itself_exactly_at_the_limit_is_not_flagged():
     assert (trajectory.outcome, trajectory.cut_by, trajectory.reward) == (Outcome.FINISHED, None, 1.0)
 
 
+class _FourBytes(EchoEnvironment):
+    """Answers with four bytes, so that after three full turns of 16 a prompt of 2 has become one of 62."""
+
+    async def step(self, message):
+        observation = await super().step(message)
+        return observation if observation.done else Observation((Message(Role.TOOL, "...."),))
+
+
+def test_a_context_of_64_with_62_in_it_ends_in_a_flag_or_in_an_answer_but_in_no_further_turns():
+    limits = {"max_context": 64, "max_new_tokens": 16, "max_turns": 30}
+    cut = play(ScriptedPolicy("x" * 16), _FourBytes(), **limits)
+    assert [len(turn.prompt_ids) for turn in cut.turns] == [2, 22, 42, 62]
+    assert [len(turn.completion.token_ids) for turn in cut.turns] == [16, 16, 16, 2]
+    assert (cut.outcome, cut.cut_by, cut.malformed_calls, cut.reward) == (Outcome.TRUNCATED, "context", 0, 0.0)
+    ended = play(ScriptedPolicy("x" * 16, "x" * 16, "x" * 16, "ok"), _FourBytes(), **limits)
+    assert len(ended.turns[-1].prompt_ids) + len(ended.turns[-1].completion.token_ids) == 64
+    assert (ended.outcome, ended.cut_by, ended.reward) == (Outcome.FINISHED, None, 1.0)
+
+
 def test_no_room_at_all_asks_nothing():
     policy = ScriptedPolicy("a")
     trajectory = play(policy, EchoEnvironment(), max_context=2)

@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from components.environments.environment import Observation
 from components.errors import ConfigError, RunStoppedError
 from components.rollout.cursor import TaskCursor
+from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.orchestrator import Listener, Orchestrator, RolloutConfig, play_all
 from components.types import Completion, Failure, FinishReason, Outcome, SequenceId, Task, Trajectory, Turn
+from tests.fakes import ByteRenderer, EchoEnvironment, ScriptedPolicy
 
 TASKS = [Task(id=name, prompt="the same text") for name in "abcdefgh"]
 
@@ -127,6 +130,34 @@ def test_members_keep_their_own_reward_whatever_the_order_of_arrival():
     groups = collect(play, config, steps=1, tasks=TASKS[:2])
     rewards = {group.task.id: [member.reward for member in group.trajectories] for group in groups}
     assert rewards == {"a": [0.0, 1.0, 2.0], "b": [10.0, 11.0, 12.0]}
+
+
+def test_equal_prompts_are_groups_of_their_own_and_a_reward_sits_with_its_completion():
+    """Two tasks with one text; the reward is the number that the completion holds."""
+    tasks = [Task("a", "same"), Task("b", "same")]
+
+    class Number(EchoEnvironment):
+        async def step(self, message):
+            self.said = message.content
+            return Observation((), done=True)
+
+        async def reward(self):
+            return float(self.said)
+
+    def groups(*seconds):
+        async def play(task, sequence):
+            policy = ScriptedPolicy(str(sequence.member + 5 * (task.id == "b")), seconds=dict(enumerate(seconds)))
+            limits = EpisodeLimits()
+            return await run_episode(policy, Number(), ByteRenderer(), task, limits=limits, sequence=sequence)
+
+        config = RolloutConfig(group_size=3, tasks_per_step=2)
+        return {
+            group.task.id: [(bytes(each.turns[0].completion.token_ids), each.reward) for each in group.trajectories]
+            for group in collect(play, config, steps=1, tasks=tasks)
+        }
+
+    expected = {"a": [(b"0", 0.0), (b"1", 1.0), (b"2", 2.0)], "b": [(b"5", 5.0), (b"6", 6.0), (b"7", 7.0)]}
+    assert groups(0.03, 0.01, 0.02) == groups(0, 0, 0) == expected
 
 
 def test_a_failed_episode_is_tried_again_and_every_attempt_is_seen():

@@ -3,7 +3,7 @@
     environment: {use: verifiers, options: {module: my_environment, arguments: {num_examples: 100}}}
 
 `module` has a function `load_environment`. The library is not a dependency: install it, and the environment, beside
-this one. From 0.2 on it drives whole programs through a server of its own, at a level that is not that of messages.
+this one. From 0.3 on it drives whole programs through a server of its own, at a level that is not that of messages.
 """
 
 import asyncio
