@@ -29,7 +29,10 @@ _QUANTITY = r"^$|^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$"
 _LABEL = r"^$|^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 _ACCOUNT = r"^$|^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
 
-_JOBSET_ONLY = ("spot", "queue", "unschedulable_minutes", "stalled_minutes", "max_restarts", "image", "namespace")
+_JOBSET_ONLY = (
+    *("spot", "queue", "unschedulable_minutes", "stalled_minutes", "max_restarts", "image", "namespace"),
+    "runtime_class",
+)
 """Fields that nothing reads under `launcher: in_pod`."""
 
 
@@ -43,7 +46,9 @@ class PlatformConfig:
 
     Read under `jobset` alone: `image` (the runtime image, best by digest), `namespace` (default: the step's own),
     `queue` (a Kueue LocalQueue), `unschedulable_minutes` without a node until the step fails, `stalled_minutes` without
-    a sign of life until it does, and `max_restarts` after failures; machines that were taken away do not count.
+    a sign of life until it does, and `max_restarts` after failures; machines that were taken away do not count. And
+    `runtime_class`, under which the pods that train run with all their tools: `gvisor` keeps what a model wrote away
+    from the node's kernel, so that such a pod may say `environment.isolation: process`.
 
     `cpu` and `memory` are requests of the pod that trains, as Kubernetes writes them; empty asks for nothing.
     """
@@ -61,6 +66,7 @@ class PlatformConfig:
     unschedulable_minutes: Annotated[float, Field(gt=0)] = 30.0
     stalled_minutes: Annotated[float, Field(gt=0)] = 120.0
     max_restarts: Annotated[int, Field(ge=0)] = 3
+    runtime_class: Annotated[str, Field(pattern=_ACCOUNT)] = ""
 
     def __post_init__(self) -> None:
         problems = _slice_problems(self) + _launcher_problems(self)
@@ -95,6 +101,7 @@ class PodSettings:
     tolerations: tuple[Toleration, ...] = ()
     requests: Mapping[str, str] = dataclasses.field(default_factory=dict)
     limits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    runtime_class: str = ""
 
     @property
     def resources(self) -> dict[str, dict[str, str]]:
@@ -107,6 +114,7 @@ class PodSettings:
         fields = {
             "nodeSelector": dict(self.node_selector),
             "tolerations": [dataclasses.asdict(toleration) for toleration in self.tolerations],
+            "runtimeClassName": self.runtime_class,
         }
         return {name: value for name, value in fields.items() if value}
 
@@ -130,7 +138,7 @@ def pod_settings(platform: PlatformConfig) -> PodSettings:
     if platform.spot:
         selector[SPOT_LABEL] = "true"
         tolerations.append(Toleration(SPOT_LABEL))
-    return PodSettings(node_selector=selector, tolerations=tuple(tolerations), requests=requests, limits=limits)
+    return PodSettings(selector, tuple(tolerations), requests, limits, platform.runtime_class)
 
 
 def step_settings(platform: PlatformConfig) -> PodSettings:
@@ -181,6 +189,8 @@ def _launcher_problems(platform: PlatformConfig) -> list[Problem]:
 
 
 def _without_effect(name: str) -> str:
+    if name == "runtime_class":
+        return "the pod of a step of Kubeflow cannot be given one; set launcher: jobset, whose pods can"
     if name == "spot":
         return "a step whose own machine is taken away is not retried by Kubeflow; set launcher: jobset"
     return "is read under launcher: jobset alone; set that, or leave it out"

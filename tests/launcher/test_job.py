@@ -51,6 +51,15 @@ def test_a_job_is_a_jobset_of_one_pod_per_host() -> None:
     assert container["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}]
 
 
+def test_the_pods_of_a_job_run_under_the_runtime_class_that_the_recipe_names() -> None:
+    def pod(**platform: str) -> dict[str, object]:
+        body = job_set(plan(platform=platform), "kubeflow")
+        return body["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+
+    assert pod(runtime_class="gvisor")["runtimeClassName"] == "gvisor"
+    assert "runtimeClassName" not in pod()
+
+
 def test_one_host_needs_no_pool_of_its_own_and_no_queue() -> None:
     body = job_set(plan(platform={"accelerator": "v5e", "topology": "2x4"}), "kubeflow")
     assert "alpha.jobset.sigs.k8s.io/exclusive-topology" not in body["metadata"]["annotations"]

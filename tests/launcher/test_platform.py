@@ -73,6 +73,8 @@ def test_a_setting_that_nothing_would_read_is_refused() -> None:
     text = complaint(queue="tpus", max_restarts=7)
     assert "platform.queue: is read under launcher: jobset alone" in text
     assert "platform.max_restarts" in text
+    text = complaint(runtime_class="gvisor")
+    assert "platform.runtime_class: the pod of a step of Kubeflow cannot be given one; set launcher: jobset" in text
     assert "platform.image: must name the runtime image" in complaint(launcher="jobset")
 
 
