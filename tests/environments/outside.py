@@ -140,7 +140,7 @@ async def tried(world: Outside, sandbox: Sandbox, escape: Escape) -> list[str]:
     left = {pid: name for pid, name in descendants().items() if pid not in before}
     if left:
         found.append(f"processes are left: {left}")
-    after = await sandbox.run("import json\nprint(len([1, 2, 3]), json.dumps([1]))\n6 * 7", limits=LIMITS)
+    after = await sandbox.run("import json\nprint(len([1, 2, 3]), json.dumps([1]))\n6 * 7")
     if (after.stdout, after.value) != ("3 [1]\n", "42"):
         found.append(f"the next execution is not as it should be: {after}")
     return found + world.damage()
@@ -164,7 +164,7 @@ def _signs(world: Outside, escape: Escape, execution: Execution) -> list[str]:
         found.append(f"it says so: {said[:300]}")
     if max(len(execution.stdout), len(execution.stderr)) > LIMITS.output_bytes:
         found.append("more output than allowed")
-    if execution.seconds > LIMITS.seconds + 1:
+    if execution.seconds > LIMITS.seconds + 3:
         found.append(f"it took {execution.seconds:.1f} seconds")
     if execution.peak_megabytes > escape.peak_megabytes:
         found.append(f"it used {execution.peak_megabytes:.0f} MB")

@@ -21,7 +21,7 @@ class Coding(ToolEnvironment):
     """An environment with the tool, as a user writes it."""
 
     def __init__(self, isolation: Isolation = DEFAULT_ISOLATION) -> None:
-        self.python = PythonTool(isolation, Limits(seconds=2.0))
+        self.python = PythonTool(isolation, Limits(seconds=10.0))
         self.tools = (self.python.tool,)
 
     def tasks(self, split: str) -> list[Task]:
@@ -36,7 +36,7 @@ class Coding(ToolEnvironment):
 
 def play(isolation: Isolation, *codes: str) -> list[ToolResult]:
     async def calls() -> list[ToolResult]:
-        python = PythonTool(isolation, Limits(seconds=2.0, output_bytes=5000))
+        python = PythonTool(isolation, Limits(seconds=10.0, output_bytes=5000))
         results = [await python.tool.call({"code": code}) for code in codes]
         await python.close()
         return results

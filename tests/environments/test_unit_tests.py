@@ -24,6 +24,12 @@ TESTS = [
 @pytest.fixture(scope="module", params=LEVELS)
 def grader(request: pytest.FixtureRequest) -> UnitTests:
     isolation: Isolation = request.param
+    return UnitTests(isolation, Limits(seconds=10.0, memory_megabytes=256))
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def hasty(request: pytest.FixtureRequest) -> UnitTests:
+    isolation: Isolation = request.param
     return UnitTests(isolation, Limits(seconds=1.0, memory_megabytes=256))
 
 
@@ -206,14 +212,14 @@ def f(g):
     assert graded(grader, program, "SECRET = 4711\nassert f(lambda x: x + 1) == 2").reward == 1.0
 
 
-def test_a_program_that_hangs_or_dies_is_the_models_fault(grader: UnitTests) -> None:
-    assert graded(grader, "while True: pass") == Grade(0.0, "the program took longer than 1 seconds")
-    assert graded(grader, "def add(a, b):\n    while True: pass").reason == "the program took longer than 1 seconds"
-    assert graded(grader, "import os; os.abort()") == Grade(0.0, "the program was ended by SIGABRT")
-    assert graded(grader, "1 / 0") == Grade(0.0, "the program raised ZeroDivisionError: division by zero")
-    assert graded(grader, "def add(a, b): return 'x' * 10**7").reward == 0.0
-    assert graded(grader, "def add(a, b):\n    return add(a, b)").reward == 0.0
-    assert graded(grader, "def f():\n    while True: yield 1", "assert 2 in f()").reward == 0.0
+def test_a_program_that_hangs_or_dies_is_the_models_fault(hasty: UnitTests) -> None:
+    assert graded(hasty, "while True: pass") == Grade(0.0, "the program took longer than 1 seconds")
+    assert graded(hasty, "def add(a, b):\n    while True: pass").reason == "the program took longer than 1 seconds"
+    assert graded(hasty, "import os; os.abort()") == Grade(0.0, "the program was ended by SIGABRT")
+    assert graded(hasty, "1 / 0") == Grade(0.0, "the program raised ZeroDivisionError: division by zero")
+    assert graded(hasty, "def add(a, b): return 'x' * 10**7").reward == 0.0
+    assert graded(hasty, "def add(a, b):\n    return add(a, b)").reward == 0.0
+    assert graded(hasty, "def f():\n    while True: yield 1", "assert 2 in f()").reward == 0.0
 
 
 def test_broken_tests_are_a_failure_of_the_grader(grader: UnitTests) -> None:
@@ -235,7 +241,9 @@ def test_programs_are_graded_by_what_they_print_for_an_input(grader: UnitTests) 
             await grader.grade_examples(double, examples[:2]),
             await strict.grade_examples(double, examples),
             await grader.grade_examples("print(2)\nraise SystemExit(1)", examples[:1]),
-            await grader.grade_examples("x = input()\nwhile True: pass", examples[:1]),
+            await UnitTests("process", Limits(seconds=0.5)).grade_examples(
+                "x = input()\nwhile True: pass", examples[:1]
+            ),
         ]
 
     some, all_of_them, nothing, left, hung = asyncio.run(play())
@@ -244,7 +252,7 @@ def test_programs_are_graded_by_what_they_print_for_an_input(grader: UnitTests) 
     assert all_of_them == Grade(1.0, "all 2 tests passed")
     assert nothing == Grade(0.0, f"failed: {reason}")
     assert left.reason == "0 of 1 tests passed; failed: example 1: the program ended with exit code 1"
-    assert hung == Grade(0.0, "example 1: the program took longer than 1 seconds")
+    assert hung == Grade(0.0, "example 1: the program took longer than 0.5 seconds")
 
 
 def test_a_sandbox_that_breaks_is_a_failure_of_the_grader_and_no_reward(grader: UnitTests) -> None:

