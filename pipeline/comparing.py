@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from components import storage
 from components.errors import ConfigError, Problem
-from components.telemetry.comparison import ComparedRun, differing_parameters, flattened, scalar_metrics
+from components.telemetry.comparison import (
+    ComparedRun,
+    differing_parameters,
+    flattened,
+    intervals,
+    made_of,
+    scalar_metrics,
+)
 from components.telemetry.progress import say
 from components.telemetry.run_files import METRICS, SUMMARY, RunRecord, read_run
 from pipeline import manifest as manifests
@@ -49,7 +56,9 @@ def comparison_record(runs: Sequence[ComparedRun], page: str) -> dict[str, Any]:
             for run in runs
         ],
         "parameters_that_differ": differing_parameters(runs),
+        "made_of": made_of(runs),
         "metrics": scalar_metrics(runs),
+        "intervals": intervals(runs),
         "report_html": page,
     }
 

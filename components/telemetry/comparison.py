@@ -26,6 +26,12 @@ _NO_RANKING = frozenset({"before", "tasks", "steps", "tokens", "seed", "value"})
 
 _LONGEST_VALUE = 120
 
+AXES = {"steps": "optimizer step", "tokens": "tokens generated", "seconds": "seconds"}
+"""What curves are drawn over, and how a picture calls it."""
+
+_MADE_OF = ("image", "code.commit", "data", "base.fingerprint", "hardware")
+"""Parameters that say what a run was made of: these names, and all below them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
@@ -80,6 +86,20 @@ def scalar_metrics(runs: Sequence[ComparedRun]) -> dict[str, dict[str, int | flo
     return {name: {run.name: numbers[run.name].get(name) for run in runs} for name in names}
 
 
+def intervals(runs: Sequence[ComparedRun]) -> dict[str, dict[str, list[int | float] | None]]:
+    """{metric: {run: [low, high]}} of every metric whose bounds are in the summaries; None where a run has none."""
+    bounds = {run.name: _bounds(run.record) for run in runs}
+    names = dict.fromkeys(name for each in bounds.values() for name in each)
+    return {name: {run: each.get(name) for run, each in bounds.items()} for name in names}
+
+
+def made_of(runs: Sequence[ComparedRun]) -> dict[str, dict[str, Any]]:
+    """{what: {run: value}} of the data, image, code, base and hardware, also where they are the same."""
+    names = sorted({name for run in runs for name in run.parameters})
+    chosen = [name for what in _MADE_OF for name in names if name == what or name.startswith(f"{what}.")]
+    return {name: {run.name: run.parameters.get(name) for run in runs} for name in chosen}
+
+
 def write_comparison(runs: Sequence[ComparedRun], uri: str) -> str:
     """Write the page to a local path or gs:// URI, and give it back."""
     storage.write_text(uri, render_comparison(runs))
@@ -91,8 +111,7 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
     names = [run.name for run in runs]
     marks = run_colors(names, PAGE)
     colors = page_colors(marks)
-    parameters = differing_parameters(runs)
-    rewards = {run.name: points for run in runs if (points := run.record.series("reward_mean"))}
+    parameters, bounds = differing_parameters(runs), intervals(runs)
     return render_page(
         "comparison.html",
         title=f"{len(runs)} runs compared",
@@ -103,11 +122,13 @@ def render_comparison(runs: Sequence[ComparedRun]) -> str:
         parameters=[(name, [_text(values[run]) for run in names]) for name, values in parameters.items()],
         same=len({name for run in runs for name in run.parameters}) - len(parameters),
         metrics=[
-            _metric(name, [values[run] for run in names])
+            _metric(name, [values[run] for run in names], [bounds.get(name, {}).get(run) for run in names])
             for name, values in scalar_metrics(runs).items()
-            if not {"low", "high"} & set(name.split("_"))  # bounds are drawn, or in the JSON
+            if not {"low", "high"} & set(name.split("_"))  # bounds stand beside their metric
         ],
-        curve=_curve(rewards, marks) if rewards else None,
+        made_of=[_made_of(name, [values[run] for run in names]) for name, values in made_of(runs).items()],
+        axes=[axis for axis in AXES if any(run.record.across(axis) for run in runs)],
+        curve=_curve(runs, marks),
         signals=[signal for key in _SIGNALS if (signal := _signal(key, runs, marks))],
     )
 
@@ -121,6 +142,20 @@ def _numbers(record: RunRecord) -> dict[str, int | float]:
     }
     tokens = record.tokens
     return found | {f"tokens_{fate}": tokens[fate] for fate in ("generated", *FATES) if fate in tokens}
+
+
+def _bounds(record: RunRecord) -> dict[str, list[int | float]]:
+    """{metric: [low, high]} of a summary that has METRIC_interval, or METRIC_low and METRIC_high."""
+    told = {
+        name.removesuffix("_interval"): value for name, value in record.summary.items() if name.endswith("_interval")
+    }
+    numbers = _numbers(record)
+    found = {name: [float(low), float(high)] for name, (low, high) in told.items()}
+    for name in numbers:
+        metric = name.removesuffix("_low")
+        if metric != name and f"{metric}_high" in numbers:
+            found[metric] = [numbers[name], numbers[f"{metric}_high"]]
+    return found
 
 
 def _run(run: ComparedRun, color: Markup) -> dict[str, Any]:
@@ -160,7 +195,9 @@ def _ranges(name: str, runs: Sequence[ComparedRun], colors: Mapping[str, str]) -
     return {"name": name, "rows": rows} if rows else None
 
 
-def _metric(name: str, values: Sequence[int | float | None]) -> dict[str, Any]:
+def _metric(
+    name: str, values: Sequence[int | float | None], bounds: Sequence[Sequence[int | float] | None]
+) -> dict[str, Any]:
     words = set(name.split("_"))
     text: Callable[[int | float | None], str] = formatting.number
     if words & _SHARES:
@@ -173,32 +210,65 @@ def _metric(name: str, values: Sequence[int | float | None]) -> dict[str, Any]:
         best = min(known) if words & _LOWER_IS_BETTER else max(known)
     return {
         "name": name.replace("_", " ").replace("gib", "GiB").replace("seconds", "time"),
-        "cells": [{"text": text(value), "best": best is not None and value == best} for value in values],
+        "cells": [
+            {
+                "text": text(value),
+                "interval": f"{text(interval[0])} to {text(interval[1])}" if interval else "",
+                "best": best is not None and value == best,
+            }
+            for value, interval in zip(values, bounds, strict=True)
+        ],
     }
 
 
-def _curve(rewards: Mapping[str, Sequence[tuple[int, float]]], marks: Mapping[str, str]) -> dict[str, Markup]:
-    sizes = {"wide": (8.6, 3.4), "narrow": (4.3, 3.0)}
+def _made_of(name: str, values: Sequence[Any]) -> dict[str, Any]:
     return {
-        key: Markup(
-            plots.page_svg(
-                plots.curves(rewards, marks, unit="reward", share=True, palette=PAGE, size=size),
-                title="Mean reward of each optimizer step, of every run",
-                name=f"curve-{key}",
-            )
-        )
-        for key, size in sizes.items()
+        "name": name,
+        "values": [_text(value) for value in values],
+        "same": all(each == values[0] for each in values),
     }
+
+
+def _over(runs: Sequence[ComparedRun], key: str, axis: str) -> dict[str, list[tuple[int | float, float]]]:
+    """A metric of every run that knows both it and how far it was."""
+    found = {}
+    for run in runs:
+        across = run.record.across(axis)
+        points = [(across[step], value) for step, value in run.record.series(key) if step in across]
+        if points:
+            found[run.name] = points
+    return found
+
+
+def _curve(runs: Sequence[ComparedRun], marks: Mapping[str, str]) -> list[tuple[str, dict[str, Markup]]]:
+    """The rewards over each axis, in two sizes."""
+    sizes = {"wide": (8.6, 3.4), "narrow": (4.3, 3.0)}
+    drawn = []
+    for axis, across in AXES.items():
+        if rewards := _over(runs, "reward_mean", axis):
+            pictures = {
+                key: plots.page_svg(
+                    plots.curves(rewards, marks, unit="reward", share=True, across=across, palette=PAGE, size=size),
+                    title=f"Mean reward of every run over its {axis}",
+                    name=f"curve-{axis}-{key}",
+                )
+                for key, size in sizes.items()
+            }
+            drawn.append((axis, {key: Markup(svg) for key, svg in pictures.items()}))
+    return drawn
 
 
 def _signal(key: str, runs: Sequence[ComparedRun], marks: Mapping[str, str]) -> dict[str, Any] | None:
-    series = {run.name: points for run in runs if (points := run.record.series(key))}
-    if not series:
-        return None
     name = key.replace("_", " ").removesuffix(" mean")
-    figure = plots.curves(series, marks, unit="", share=key == "accuracy", palette=PAGE, size=(4.3, 2.2))
-    picture = plots.page_svg(figure, title=f"{name} of every run", name=key.replace("_", "-"))
-    return {"name": name, "meaning": STEP_KEYS[key], "picture": Markup(picture)}
+    pictures = []
+    for axis, across in AXES.items():
+        if series := _over(runs, key, axis):
+            is_share = key == "accuracy"
+            size = (4.3, 2.2)
+            figure = plots.curves(series, marks, unit="", share=is_share, across=across, palette=PAGE, size=size)
+            title = f"{name} of every run over its {axis}"
+            pictures.append((axis, Markup(plots.page_svg(figure, title=title, name=f"{key.replace('_', '-')}-{axis}"))))
+    return {"name": name, "meaning": STEP_KEYS[key], "pictures": pictures} if pictures else None
 
 
 def _text(value: Any) -> str:

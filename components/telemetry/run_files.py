@@ -150,6 +150,23 @@ class RunRecord:
         found = ((line["step"], _at(line, path)) for line in self.metrics)
         return [(step, float(value)) for step, value in found if value is not None]
 
+    def across(self, axis: str) -> dict[int, int | float]:
+        """{step: how far the run was at its end}, in `steps`, in `tokens` generated or in `seconds`.
+
+        Empty where a step does not tell.
+        """
+        if axis == "steps":
+            return {line["step"]: line["step"] for line in self.metrics}
+        found: dict[int, int | float] = {}
+        so_far: int | float = 0
+        for line in self.metrics:
+            whole, added = _tokens_at(line) if axis == "tokens" else _seconds_of(line)
+            if whole is None and added is None:
+                return {}
+            so_far = whole if whole is not None else so_far + (added or 0)
+            found[line["step"]] = so_far
+        return found
+
 
 def read_run(folder: str, *, trajectories: bool = True) -> RunRecord:
     """Read what there is in a run folder, its many trajectories only where they are wanted.
@@ -188,6 +205,16 @@ def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def tokens_unaccounted(tokens: Mapping[str, int | float]) -> int | float:
     """Generated tokens without a fate; 0 when the books balance."""
     return tokens.get("generated", 0) - sum(tokens.get(fate, 0) for fate in FATES)
+
+
+def _tokens_at(line: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Tokens that were generated up to a step, and in it; None where it does not tell."""
+    return line.get("tokens_generated_so_far"), (line.get("tokens") or {}).get("generated")
+
+
+def _seconds_of(line: Mapping[str, Any]) -> tuple[None, Any]:
+    """The same of seconds: what the trainer did in a step makes up its time, too."""
+    return None, line.get("seconds", sum((line.get("trainer_seconds") or {}).values()) or None)
 
 
 def _token_totals(metrics: Sequence[Mapping[str, Any]]) -> dict[str, int | float]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.cluster import add_connection, connection_of
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _PAGE = "comparison.html"
 _HEADLINES = ("accuracy_before", "accuracy_after", "reward_after", "steps", "wall_seconds")
+_SHOWN = ("image", "data.sha256", "code.commit")
+"""Of what the runs were made of; a row that stands among what differs is not told again."""
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -37,7 +40,15 @@ def _text(record: dict[str, Any]) -> str:
     rows = [("", [run["name"] for run in record["runs"]])]
     rows += [(key, [_cell(values[name]) for name in names]) for key, values in record["parameters_that_differ"].items()]
     metrics = record["metrics"]
-    rows += [(key, [_cell(metrics[key][name]) for name in names]) for key in _HEADLINES if key in metrics]
+    bounds, shown = record["intervals"], [what for what in _SHOWN if what not in record["parameters_that_differ"]]
+    rows += [
+        (key, [_cell(metrics[key][name]) + _interval(bounds.get(key, {}).get(name)) for name in names])
+        for key in _HEADLINES
+        if key in metrics
+    ]
+    rows += [
+        (what, [_cell(values[name]) for name in names]) for what, values in record["made_of"].items() if what in shown
+    ]
     first = max(len(key) for key, _ in rows)
     widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(names))]
     lines = [
@@ -45,6 +56,10 @@ def _text(record: dict[str, Any]) -> str:
         for key, cells in rows
     ]
     return "\n".join([*lines, "", f"page: {record['report_html']}"])
+
+
+def _interval(bounds: Sequence[int | float] | None) -> str:
+    return f" ({bounds[0]:.3g} to {bounds[1]:.3g})" if bounds else ""
 
 
 def _cell(value: Any) -> str:

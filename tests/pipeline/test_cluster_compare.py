@@ -65,12 +65,14 @@ def test_the_command_prints_one_object_with_the_keys_of_the_contract(
     assert main(["compare", *names, "--json", "-o", page]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     record = json.loads(line)
-    assert list(record) == ["runs", "parameters_that_differ", "metrics", "report_html"]
+    assert list(record) == ["runs", "parameters_that_differ", "made_of", "metrics", "intervals", "report_html"]
     assert [run["run"] for run in record["runs"]] == names
     assert record["parameters_that_differ"] == {
         "train.optimizer.learning_rate": dict(zip(names, [1e-4, 2e-4], strict=True))
     }
     assert record["metrics"]["accuracy_after"] == dict.fromkeys(names, 0.97)
+    assert record["intervals"]["accuracy_after"] == dict.fromkeys(names, [0.915, 0.99])
+    assert record["made_of"]["image"] == dict.fromkeys(names, "headrace@sha256:00")
     assert record["report_html"] == page
     assert "train.optimizer.learning_rate" in Path(page).read_text()
 
@@ -81,7 +83,8 @@ def test_people_get_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["a", "b"]
     assert ["train.optimizer.learning_rate", "0.0001", "0.0002"] in lines
-    assert ["accuracy_after", "0.97", "0.97"] in lines
+    assert ["accuracy_after", *"0.97 (0.915 to 0.99)".split(), *"0.97 (0.915 to 0.99)".split()] in lines
+    assert ["image", "headrace@sha256:00", "headrace@sha256:00"] in lines
 
 
 def test_runs_of_a_server_are_found_by_their_ids(server: KfpServer, tmp_path: Path, gcs: str) -> None:

@@ -11,6 +11,8 @@ from components.telemetry.comparison import (
     ComparedRun,
     differing_parameters,
     flattened,
+    intervals,
+    made_of,
     render_comparison,
     scalar_metrics,
     write_comparison,
@@ -29,6 +31,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[ComparedRun]:
     for seed, folder in enumerate(folders):
         write_run(folder, steps=6, trajectories=2, seed=seed)
     return [ComparedRun(folder, read_run(folder), {"seed": seed}) for seed, folder in enumerate(folders)]
+
+
+@pytest.fixture(scope="module")
+def page(pair: list[ComparedRun]) -> str:
+    return render_comparison(pair)
 
 
 def test_nested_settings_are_compared_by_their_paths_and_lists_as_values() -> None:
@@ -55,8 +62,7 @@ def test_metrics_are_the_finite_numbers_of_the_summaries_with_the_tokens_by_fate
     }
 
 
-def test_the_page_stands_alone_and_shows_both_runs(pair: list[ComparedRun]) -> None:
-    page = render_comparison(pair)
+def test_the_page_stands_alone_and_shows_both_runs(page: str) -> None:
     assert "<script" not in page
     assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
     assert page.count("<svg") >= 3
@@ -92,6 +98,51 @@ def test_what_a_run_is_called_cannot_write_into_the_page() -> None:
 def test_runs_of_which_nothing_is_known_still_make_a_page() -> None:
     page = render_comparison([run("a"), run("b")])
     assert "No parameters are known" in page
+
+
+def test_intervals_come_from_bounds_or_from_pairs() -> None:
+    first = run("a", {"accuracy_after": 0.5, "accuracy_after_interval": [0.4, 0.6], "reward_after_low": 0.1})
+    second = run("b", {"reward_after": 0.2, "reward_after_low": 0.1, "reward_after_high": 0.3})
+    assert intervals([first, second]) == {
+        "accuracy_after": {"a": [0.4, 0.6], "b": None},
+        "reward_after": {"a": None, "b": [0.1, 0.3]},
+    }
+    page = render_comparison([first, second])
+    assert "<small>40\u202f% to 60\u202f%</small>" in page
+    assert "<small>0.1 to 0.3</small>" in page
+
+
+def test_what_runs_were_made_of_is_told_also_where_it_is_the_same() -> None:
+    runs = [
+        ComparedRun(name, RunRecord(), parameters={"image": "i", "data.sha256": data, "train.steps": 3})
+        for name, data in (("a", "x"), ("b", "y"))
+    ]
+    assert made_of(runs) == {"image": {"a": "i", "b": "i"}, "data.sha256": {"a": "x", "b": "y"}}
+    assert "the same" in render_comparison(runs).partition("What they were made of")[2]
+
+
+def test_a_run_knows_how_far_it_was_in_steps_tokens_and_seconds() -> None:
+    lines = [
+        {"step": 1, "tokens": {"generated": 10}, "seconds": 2.0},
+        {"step": 2, "tokens": {"generated": 30}, "trainer_seconds": {"busy": 1.0, "waiting for tools": 0.5}},
+    ]
+    record = RunRecord(metrics=lines)
+    assert [record.across(axis) for axis in ("steps", "tokens", "seconds")] == [
+        {1: 1, 2: 2},
+        {1: 10, 2: 40},
+        {1: 2.0, 2: 3.5},
+    ]
+    told = RunRecord(metrics=[{"step": 5, "tokens_generated_so_far": 99}])
+    assert told.across("tokens") == {5: 99}
+    assert told.across("seconds") == {}
+
+
+def test_curves_are_drawn_over_each_axis_and_one_is_shown_at_first(page: str) -> None:
+    for axis in ("steps", "tokens", "seconds"):
+        assert page.count(f'id="axis-{axis}"') == 1
+        assert f'for="axis-{axis}"' in page
+        assert f"Mean reward of every run over its {axis}" in page
+    assert page.count(" checked>") == 1
 
 
 def test_the_page_is_written_whole(tmp_path: Path) -> None:
