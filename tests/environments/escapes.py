@@ -2,7 +2,7 @@
 
 What they did is looked at from outside (tests/environments/outside.py). @NAMES@ are filled in there: @HOST@ a folder of
 this machine with the file `secret`, @PARENT@ the process that runs the sandbox, @VICTIM@ another one, @TCP@, @UDP@,
-@UNIX@ and @ABSTRACT@ servers that listen outside, @FD@ an open file of the parent.
+@UNIX@ and @ABSTRACT@ servers that listen outside, @PACKAGES@ and @REPOSITORY@ where Headrace and others are installed.
 """
 
 from dataclasses import dataclass
@@ -62,6 +62,17 @@ FILES = [
 import sysconfig
 for folder in {sysconfig.get_path('purelib'), sysconfig.get_path('stdlib'), os.path.dirname(os.__file__)}:
     attempt(lambda: open(folder + '/headrace_escape.py', 'w').write('x'))
+""",
+    ),
+    Escape(
+        "read_installed_packages",
+        _TRY
+        + """
+import glob
+for pattern in ('@PACKAGES@/*', '@REPOSITORY@/*', '/usr/lib/python3*/*-packages/*', '/usr/local/lib/*/*-packages/*'):
+    if glob.glob(pattern): print('ESCAPED', pattern)
+for folder in sys.path:
+    if glob.glob(folder + '/*-packages/*'): print('ESCAPED', folder)
 """,
     ),
     Escape("make_a_block_device", _TRY + "attempt(os.mknod, 'disk', 0o060666, os.makedev(254, 0))"),

@@ -57,6 +57,8 @@ class Outside:
             "UDP": str(self.udp),
             "UNIX": str(self.host / "socket"),
             "ABSTRACT": self.abstract,
+            "PACKAGES": sysconfig.get_path("purelib"),
+            "REPOSITORY": str(Path(__file__).resolve().parents[2]),
         }
         for name, value in names.items():
             code = code.replace(f"@{name}@", value)

@@ -1,6 +1,7 @@
 """This machine -> which isolation it has, found out by trying, once."""
 
 import functools
+import sys
 
 from components.environments.sandbox.lane import Lane
 from components.environments.sandbox.limits import Isolation
@@ -18,6 +19,8 @@ ADVICE = (
 @functools.cache
 def reason_against(isolation: Isolation) -> str | None:
     """None where the isolation works here, else what is missing and what to do. Tried once in this process."""
+    if sys.platform != "linux":
+        return f"code that a model wrote runs on Linux alone, not on {sys.platform}; run this in a container"
     lane = Lane(isolation)
     try:
         lane.start()

@@ -8,9 +8,11 @@ import contextlib
 import json
 import os
 import selectors
+import site
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping
@@ -28,7 +30,7 @@ _MAX_REPORT = 1_000_000
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); from components.environments.sandbox import template; "
-    "template.main(int(sys.argv[2]), sys.argv[3])"
+    "template.main(int(sys.argv[2]), sys.argv[3], sys.argv[4:])"
 )
 
 
@@ -65,7 +67,7 @@ class Lane:
         flags = ["-I", "-S", "-X", "utf8", "-c", _PROGRAM]
         with theirs:
             self._process = subprocess.Popen(
-                [python, *flags, str(_REPOSITORY), str(theirs.fileno()), self.isolation],
+                [python, *flags, str(_REPOSITORY), str(theirs.fileno()), self.isolation, *_hidden()],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -211,6 +213,15 @@ class Lane:
             self._process = None
         if self.isolation == "sandbox":
             self._folders.clear()
+
+
+def _hidden() -> list[str]:
+    """Folders in which code finds nothing: this repository, this environment, and whatever packages are installed."""
+    found = {str(_REPOSITORY), sys.prefix, *site.getsitepackages(), sysconfig.get_path("purelib")}
+    for place in (sys.base_prefix, "/usr", "/usr/local"):
+        for pattern in ("lib/python3*/dist-packages", "lib/python3*/site-packages"):
+            found |= {str(path) for path in Path(place).glob(pattern)}
+    return sorted({os.path.realpath(path) for path in found})
 
 
 def _pipe(held: contextlib.ExitStack) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 The world, made once by the template process: a user namespace in which it is root, no network, and a root file system
 that holds Python, the system's programs and libraries (read-only), and five devices. No /proc, no /etc to speak of, no
-file of anybody.
+installed package, no file of anybody.
 
 A room, made for every execution by its first process: process numbers of its own, and empty folders /work and /tmp in
 memory, limited in bytes and in number of files. When the first process of a room ends, the kernel ends all others.
@@ -11,7 +11,7 @@ memory, limited in bytes and in number of files. When the first process of a roo
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from components.environments.sandbox import linux
 
@@ -23,11 +23,14 @@ STRANGER = 65534
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _ACCOUNTS = "root:x:0:0::/work:/bin/false\nmodel:x:1:1::/work:/bin/false\n"
+_READ_ONLY = linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
 _SPACES = linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 
 
-def enter_world() -> int:
+def enter_world(hidden: Sequence[str]) -> int:
     """Make the world and go in. Gives the user in it who runs code. Raises OSError where the system does not allow it.
+
+    `hidden` are folders of which nothing is shown: installed packages, in which answers may lie.
 
     That is 1, a stranger outside, where this is root, and 0, this process's own user without any of root's rights,
     where it is not.
@@ -45,6 +48,10 @@ def enter_world() -> int:
     _write("/tmp/etc/passwd", _ACCOUNTS)
     _write("/tmp/etc/group", "root:x:0:\nmodel:x:1:\n")
     _close_for_writing("/tmp")
+    for path in hidden:
+        # A folder that holds Python itself cannot be hidden; what lies in it and must be is named, too.
+        if os.path.isdir(f"/tmp{path}") and not os.__file__.startswith(f"{path}/"):
+            linux.mount("tmpfs", f"/tmp{path}", "tmpfs", _READ_ONLY, "size=4k,mode=555")
     linux.pivot_to("/tmp")
     linux.mount("tmpfs", FOLDERS, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=64k,mode=700")
     return user
@@ -74,7 +81,7 @@ def furnish_room(folder: str | None, megabytes: int, files: int, user: int) -> N
     else:
         linux.mount(f"{FOLDERS}/{folder}", WORK, None, linux.MS_BIND)
     _mount_memory("/tmp", megabytes, files, user)
-    linux.mount("tmpfs", FOLDERS, "tmpfs", linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV, "size=4k,mode=000")
+    linux.mount("tmpfs", FOLDERS, "tmpfs", _READ_ONLY, "size=4k,mode=000")
 
 
 def _enter_user_namespace() -> int:

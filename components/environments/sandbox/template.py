@@ -27,7 +27,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTH
 _ON_LINUX = sys.platform == "linux"
 
 
-def main(control_number: int, isolation: str) -> None:
+def main(control_number: int, isolation: str, hidden: Sequence[str]) -> None:
     """Answer orders until the other side is gone. The first answer says whether the isolation could be set up."""
     control = socket.socket(fileno=control_number)
     sys.path[:] = [path for path in sys.path if path.startswith((sys.base_prefix, sys.base_exec_prefix, "/usr"))]
@@ -38,7 +38,7 @@ def main(control_number: int, isolation: str) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
     try:
-        server = _Rooms(control) if isolation == "sandbox" else _Processes(control, wake)
+        server = _Rooms(control, hidden) if isolation == "sandbox" else _Processes(control, wake)
     except (OSError, KeyError, AttributeError) as error:
         _answer(control, {"broken": _words(error)})
         return
@@ -73,12 +73,12 @@ def _answer(control: socket.socket, answer: Mapping[str, Any]) -> None:
 class _Rooms:
     """Executions in rooms of a world (rooms.py)."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, hidden: Sequence[str]) -> None:
         self.control = control
         # Where memory runs out, what a model wrote is what the system should end.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
             file.write("500")
-        self.user = rooms.enter_world()
+        self.user = rooms.enter_world(hidden)
 
     def obey(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> dict[str, Any]:
         """Do what is asked."""
@@ -89,7 +89,12 @@ class _Rooms:
             rooms.remove_folder(order["folder"])
             return {}
         told, tell = os.pipe()
-        first = rooms.enter_room()
+        try:
+            first = rooms.enter_room()
+        except OSError:
+            os.close(told)
+            os.close(tell)
+            raise
         if first == 0:
             os.close(told)
             self._be_first(order, descriptors, tell)
