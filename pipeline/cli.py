@@ -16,6 +16,7 @@ from pipeline.commands import (
     comparing,
     compiling,
     doctor,
+    environments,
     evaluating,
     promoting,
     reporting,
@@ -28,6 +29,7 @@ from pipeline.commands.command import BAD_INPUT, FAILED
 COMMANDS = (
     run.COMMAND,
     doctor.COMMAND,
+    environments.COMMAND,
     compiling.COMMAND,
     reporting.REPORT,
     reporting.REPLAY,

@@ -69,6 +69,11 @@ class Arithmetic(ToolEnvironment):
             return Message(Role.ASSISTANT, task.answer or "")
         return Message(Role.ASSISTANT, "", tool_calls=(ToolCall("calculator", {"expression": task.prompt}),))
 
+    def solution(self, task: Task) -> Sequence[Message]:
+        """The call, and the answer where the episode goes on after it."""
+        call = self.demonstration(task, with_tool=True)
+        return (call,) if self._ends_with_tool else (call, self.demonstration(task, with_tool=False))
+
     async def step(self, message: Message) -> Observation:
         """Run the calls; with answer "tool" that is the end."""
         observation = await super().step(message)
