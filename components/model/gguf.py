@@ -13,8 +13,8 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 
 from components.errors import WeightsError
 from components.model.attention import inverse_frequencies
-from components.model.huggingface import Tensors
 from components.model.layout import EMBEDDING, FINAL_NORM, HEAD
+from components.model.stored import Stored, StoredTensors
 from components.model.switches import Llama3Scaling, Rope
 
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text"}
@@ -39,7 +39,6 @@ _SANDWICH = {
 }
 _GEMMA3_27B_LAYERS = 62
 _FREQUENCIES = "rope_freqs.weight"
-_ROWS = 4096
 
 
 class PlainReader(GGUFReader):
@@ -55,8 +54,8 @@ class PlainReader(GGUFReader):
         self._plain = mapped.view(np.ndarray)
 
 
-def open_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
-    """The model's config with the keys of a `config.json`, and its tensors, dequantised to float32 when called.
+def open_gguf(path: Path) -> tuple[dict[str, Any], StoredTensors]:
+    """The model's config with the keys of a `config.json`, and its tensors, dequantised to float32 when read.
 
     Raises WeightsError that names an unknown architecture or a tensor that has no place in it.
     """
@@ -66,7 +65,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
         raise WeightsError(f"{path} cannot be read as GGUF: {error}") from error
     config = _config(reader, path)
     gemma, llama = config["model_type"].startswith("gemma"), config["model_type"] == "llama"
-    tensors: dict[str, Callable[[], np.ndarray]] = {}
+    tensors: dict[str, Stored] = {}
     for tensor in reader.tensors:
         if tensor.name == _FREQUENCIES:
             continue
@@ -74,7 +73,7 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], Tensors]:
         heads = 0
         if llama and tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
             heads = config["num_attention_heads" if "attn_q" in tensor.name else "num_key_value_heads"]
-        tensors[name] = _reader(tensor, heads=heads, offset=1.0 if gemma and name.endswith("norm.weight") else 0.0)
+        tensors[name] = _stored(tensor, heads=heads, offset=1.0 if gemma and name.endswith("norm.weight") else 0.0)
     return config, tensors
 
 
@@ -127,7 +126,7 @@ def _scaling(get: Callable[..., Any]) -> dict[str, Any] | None:
 
 def _llama3_scaling(tensor: ReaderTensor, config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The rule by whose frequencies those of plain rotation, divided by the tensor, are the file's."""
-    divisors, theta = _reader(tensor, heads=0, offset=0.0)(), config["rope_theta"]
+    divisors, theta = _stored(tensor, heads=0, offset=0.0)(), config["rope_theta"]
     factor = float(divisors.max())
     # Every Llama from 3.1 on was published with these; a file holds only what follows from them, and from the factor.
     rule = Llama3Scaling(factor, low_freq_factor=1.0, high_freq_factor=4.0, original_positions=8192)
@@ -168,18 +167,16 @@ def _huggingface_name(name: str, gemma: bool, path: Path) -> str:
     return f"model.layers.{index}.{parts[part]}.{kind}"
 
 
-def _reader(tensor: ReaderTensor, *, heads: int, offset: float) -> Callable[[], np.ndarray]:
+def _stored(tensor: ReaderTensor, *, heads: int, offset: float) -> Stored:
     shape = tuple(int(size) for size in reversed(tensor.shape))
+    # Rows of a head are turned among each other, so a head is read whole.
+    step = shape[0] // heads if heads else 1
 
-    def read() -> np.ndarray:
-        values = np.empty(shape, np.float32)
-        # In blocks of rows, as dequantising needs several times the memory of its result.
-        for start in range(0, shape[0], _ROWS):
-            block = slice(start, start + _ROWS)
-            values[block] = dequantize(tensor.data[block], tensor.tensor_type)
+    def read(start: int, stop: int) -> np.ndarray:
+        values = dequantize(tensor.data[start:stop], tensor.tensor_type)
         if heads:
-            halves = values.reshape(heads, shape[0] // heads // 2, 2, shape[1])
-            values = halves.swapaxes(1, 2).reshape(shape)
+            halves = values.reshape(-1, step // 2, 2, shape[1])
+            return halves.swapaxes(1, 2).reshape(values.shape)
         return values - offset if offset else values
 
-    return read
+    return Stored(shape, read, step)

@@ -1,12 +1,13 @@
 """Hugging Face names and layouts <-> a `Base`: the one naming that every source of weights is translated to.
 
-In a Hugging Face checkpoint a linear weight is `[out, in]` and Gemma's norm weights have 1 subtracted. Here tensors
-go one at a time, so that loading holds at most one of them twice.
+In a Hugging Face checkpoint a linear weight is `[out, in]` and Gemma's norm weights have 1 subtracted. Each tensor
+goes some rows at a time from its file to the memory where it stays, so that loading holds the model and little else.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -23,8 +24,9 @@ from components.model.architecture import Architecture
 from components.model.base import LINEAR_MODULES, Base, Beside, Experts, Layer, LayerInput, Linear, SecondEmbedding
 from components.model.layout import EMBEDDING, HEAD, Place, layer_places, top_places
 from components.model.placement import HERE, Placement
-from components.model.quantise import Kind, Matrix, store
-from components.model.sharding import logical_axes
+from components.model.quantise import Kind, Matrix, is_table, store
+from components.model.sharding import Axes, logical_axes
+from components.model.stored import Stored, StoredTensors, room, to_device
 from components.model.switches import LinearScaling, Llama3Scaling, PartialRotation, Rope
 
 Tensors = Mapping[str, Callable[[], np.ndarray]]
@@ -58,8 +60,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def open_folder(folder: Path) -> Tensors:
-    """Every tensor of the folder's safetensors files, single or sharded, by its canonical name; read when called.
+def open_folder(folder: Path) -> StoredTensors:
+    """Every tensor of the folder's safetensors files, single or sharded, by its canonical name; read when asked for.
 
     Raises WeightsError where two names, or two files, hold the same tensor, and where the index and the files differ.
     """
@@ -69,17 +71,18 @@ def open_folder(folder: Path) -> Tensors:
     lost = [path.name for path in files if not path.is_file()]
     if lost or not files:
         raise WeightsError(f"{folder} lacks {', '.join(lost) or 'any *.safetensors file'}")
-    found = [(key, path) for path in files for key in _keys(path) if not _BUFFERS_AND_SENSES.fullmatch(key)]
+    shapes = {path: _shapes(path) for path in files}
+    found = [(key, path) for path in files for key in shapes[path] if not _BUFFERS_AND_SENSES.fullmatch(key)]
     unplaced = sorted(set(placed) - {key for key, _ in found})
     if any(not _BUFFERS_AND_SENSES.fullmatch(key) for key in unplaced):
         raise WeightsError(f"{index.name} names tensors that no file of {folder} holds: {_listed(unplaced)}")
     _refuse_doubles(found)
-    return {_canonical(key): _reader(path, key) for key, path in found}
+    return {_canonical(key): Stored(shapes[path][key], partial(_rows, path, key)) for key, path in found}
 
 
 def assemble(
     architecture: Architecture,
-    tensors: Tensors,
+    tensors: StoredTensors,
     *,
     dtype: DTypeLike,
     where: str,
@@ -94,21 +97,25 @@ def assemble(
     layers = [[*layer_places(architecture, index)] for index in range(architecture.n_layers)]
     expected = {name: place.shape for place in chain(places, *layers) for name in place.names}
     _refuse_misfits(architecture, expected.keys(), tensors.keys(), where)
-
-    def read(name: str) -> np.ndarray:
-        tensor = tensors[name]()
-        if tensor.shape != expected[name]:
-            raise WeightsError(f"{where}: {name} has shape {tensor.shape}; its config asks for {expected[name]}")
-        return tensor
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise WeightsError(f"{where}: {name} has shape {tensors[name].shape}; its config asks for {shape}")
+    if architecture.tie_embeddings and HEAD in tensors and not tensors[HEAD].equals(tensors[EMBEDDING]):
+        raise WeightsError(f"{where}: {HEAD} differs from {EMBEDDING}, although its config ties the two")
 
     def array(place: Place) -> Matrix | jax.Array:
+        held = [tensors[name] for name in place.names]
+        if quantise != "none" and is_table(place.field):
+            return placement.weights(_stored_rows(place, held[0], quantise, dtype), place.field)
         # What is quantised is so from float32: it would be another matrix if it were rounded first.
-        read_as = dtype if quantise == "none" else jnp.float32
-        whole = _array(place, read, read_as, _offset(architecture), placement)
-        return placement.weights(store(place.field, whole, quantise, dtype), place.field)
+        whole = _whole(place, held, dtype if quantise == "none" else jnp.float32, _offset(architecture))
+        on_device = to_device(whole) if placement.mesh is None else placement.put(whole, _axes(place, whole))
+        if quantise == "none":
+            return on_device
+        stored = store(place.field, on_device, quantise, dtype)
+        # Or the numbers of many layers would wait for their turn.
+        return jax.block_until_ready(placement.weights(stored, place.field))
 
-    if architecture.tie_embeddings and HEAD in tensors and not np.array_equal(tensors[HEAD](), read(EMBEDDING)):
-        raise WeightsError(f"{where}: {HEAD} differs from {EMBEDDING}, although its config ties the two")
     return Base(
         layers=tuple(Layer(**_nest({place.field: array(place) for place in each})) for each in layers),
         **_nest({place.field: array(place) for place in places}),
@@ -238,26 +245,54 @@ def _refuse_misfits(architecture: Architecture, expected: Set[str], found: Set[s
         )
 
 
-def _array(
-    place: Place, read: Callable[[str], np.ndarray], dtype: DTypeLike, offset: float, placement: Placement
-) -> jax.Array:
-    def device(tensor: np.ndarray, dtype: DTypeLike) -> jax.Array:
-        # Cast before the copy, so that a large float32 tensor never lies on a device beside its bfloat16 self.
-        cast = np.ascontiguousarray(tensor.astype(dtype, copy=False))
-        return jnp.array(cast) if placement.mesh is None else placement.put(cast, logical_axes(place.field, cast.ndim))
+def _axes(place: Place, array: np.ndarray) -> Axes:
+    return logical_axes(place.field, array.ndim)
 
+
+def _whole(place: Place, held: Sequence[Stored], dtype: DTypeLike, offset: float) -> np.ndarray:
+    """The array of a place, as a base has it."""
     match place.kind:
         case "matrix":
-            return device(read(place.names[0]).T, dtype)
+            array = room(place.shape[::-1], dtype)
+            held[0].into(array.T)
         case "experts":
-            # Cast one by one, so that the stack is made once, in its own dtype.
-            each = np.stack([read(name).astype(dtype, copy=False) for name in place.names])
-            return device(_by_expert(place, each).swapaxes(1, 2), dtype)
-        case "norm":
-            return device(read(place.names[0]), jnp.float32) + offset
-        case "vector":
-            return device(read(place.names[0]), jnp.float32)
-    return device(read(place.names[0]), dtype)
+            array = _experts(place, held, dtype)
+        case "norm" | "vector":
+            array = room(place.shape, np.float32)
+            held[0].into(array)
+            array += offset if place.kind == "norm" else 0.0
+        case _:
+            array = room(place.shape, dtype)
+            held[0].into(array)
+    return array
+
+
+def _experts(place: Place, held: Sequence[Stored], dtype: DTypeLike) -> np.ndarray:
+    """[experts, inputs, outputs] of what a checkpoint keeps in one tensor, or in one or two for each expert."""
+    if len(held) == 1:
+        count, outputs, inputs = place.shape
+        array = room((count, inputs, outputs), dtype)
+        held[0].into(array.swapaxes(1, 2))
+        return array
+    parts = 2 if place.field == "experts.gate_up" else 1
+    outputs, inputs = place.shape
+    array = room((len(held) // parts, inputs, parts * outputs), dtype)
+    for number, each in enumerate(held):
+        expert, part = divmod(number, parts)
+        each.into(array[expert, :, part * outputs : (part + 1) * outputs].T)
+    return array
+
+
+def _stored_rows(place: Place, held: Stored, quantise: Kind, dtype: DTypeLike) -> Matrix:
+    """A table as `quantise` stores it, block by block: a row's codes and scale depend on that row alone."""
+    rows = jax.ShapeDtypeStruct(place.shape, jnp.float32)
+    shapes = jax.eval_shape(lambda table: store(place.field, table, quantise, dtype), rows)
+    arrays = jax.tree.map(lambda leaf: room(leaf.shape, leaf.dtype), shapes)
+    for block, numbers in held.blocks():
+        part = store(place.field, jnp.asarray(numbers, jnp.float32), quantise, dtype)
+        for whole, leaf in zip(jax.tree.leaves(arrays), jax.tree.leaves(part), strict=True):
+            whole[block] = leaf
+    return jax.tree.map(to_device, arrays)
 
 
 def _tensors(
@@ -277,14 +312,6 @@ def _tensors(
                 yield place.names[0], np.asarray(array.astype(dtype))
 
 
-def _by_expert(place: Place, tensors: np.ndarray) -> np.ndarray:
-    """[experts, outputs, inputs] of what a checkpoint keeps in one tensor, or in one or two for each expert."""
-    if len(place.names) == 1:
-        return tensors[0]
-    parts = 2 if place.field == "experts.gate_up" else 1
-    return tensors.reshape(-1, parts * place.shape[0], place.shape[1])
-
-
 def _nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays by dotted path -> the fields of a record, records inside it made."""
     fields: dict[str, Any] = {}
@@ -298,17 +325,15 @@ def _nest(arrays: Mapping[str, Any]) -> dict[str, Any]:
     return fields | {name: _RECORDS[name](**_nest(held)) for name, held in inner.items()}
 
 
-def _keys(path: Path) -> list[str]:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     with safe_open(path, framework="numpy") as file:
-        return list(file.keys())
+        return {key: tuple(file.get_slice(key).get_shape()) for key in list(file.keys())}
 
 
-def _reader(path: Path, key: str) -> Callable[[], np.ndarray]:
-    def read() -> np.ndarray:
-        with safe_open(path, framework="numpy") as file:
-            return file.get_tensor(key)
-
-    return read
+def _rows(path: Path, key: str, start: int, stop: int) -> np.ndarray:
+    # The file is opened for each block: while it is, the pages that were read count as this process's memory.
+    with safe_open(path, framework="numpy") as file:
+        return file.get_slice(key)[start:stop]
 
 
 def _canonical(key: str) -> str:

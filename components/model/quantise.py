@@ -92,6 +92,11 @@ def store(field: str, array: Array, kind: Kind, dtype: DTypeLike) -> Array | Int
     return to_nf4(array, dtype, double=kind == "nf4_double")
 
 
+def is_table(field: str) -> bool:
+    """Whether the array at this path has a row for every token, each row stored by itself whatever the kind."""
+    return field.rpartition(".")[2] in _TABLES
+
+
 def quantise_tree(tree: T, kind: Kind, dtype: DTypeLike) -> T:
     """The same tree with `store` applied to every array."""
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from components.errors import WeightsError
 from components.model.architecture import Architecture
 from components.model.gguf import open_gguf
-from components.model.huggingface import Tensors, open_folder, read_config
+from components.model.huggingface import open_folder, read_config
 from components.model.packages import package_file
+from components.model.stored import StoredTensors
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Source:
 
     path: Path
     architecture: Architecture
-    tensors: Tensors
+    tensors: StoredTensors
 
 
 def locate(source: str) -> Path:

@@ -4,7 +4,6 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from components.model.layout import stored_shapes
 from components.model.lora import LoraConfig
 from components.model.peft import load_adapter, read_config
 from components.model.source import Source, open_source
+from components.model.stored import Stored
 from components.rollout.tokenizer import CharacterTokenizer
 from components.telemetry.run_files import read_run
 from tests.export.made import ALPHABET, LLAMA, PADDED_VOCABULARY, Run, make_run, trained_adapter
@@ -241,9 +241,11 @@ def test_a_merged_checkpoint_is_written_with_one_shard_in_memory(tmp_path: Path)
     architecture = Architecture.from_huggingface({**LLAMA, **sizes})
     shapes = stored_shapes(architecture)
     total = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
-    source = Source(
-        tmp_path, architecture, {name: partial(np.ones, shape, np.float32) for name, shape in shapes.items()}
-    )
+
+    def ones(shape: tuple[int, ...]) -> Stored:
+        return Stored(shape, lambda start, stop: np.ones((stop - start, *shape[1:]), np.float32))
+
+    source = Source(tmp_path, architecture, {name: ones(shape) for name, shape in shapes.items()})
     tensors = merged_tensors(source, trained_adapter(architecture))
     shard = 10 * 4 * 128 * 512  # ten of the largest tensors
     with peak() as held:
