@@ -112,7 +112,9 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
         architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype, mesh=mesh.shape
     )
     tokens = packing.rows * packing.row_length // (mesh.data * mesh.fsdp)
-    step = activation_bytes(architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor)
+    step = activation_bytes(
+        architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor, remat=train.remat
+    )
     critic = _critic_bytes(recipe, architecture, mesh)
     plan = {
         "base_bytes": base,

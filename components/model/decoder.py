@@ -19,6 +19,7 @@ from components.model.cache import Cache, write
 from components.model.experts import mix
 from components.model.lora import Adapter, LoraPair
 from components.model.quantise import Matrix, dense_beside, is_quantised, take_rows
+from components.model.remat import Remat, kept
 from components.model.sharding import ROWS, constrain
 from components.model.vocabulary import Blocks
 
@@ -35,13 +36,13 @@ def forward(
     positions: Int[Array, "rows time"],
     segments: Int[Array, "rows time"],
     *,
-    remat: bool = True,
+    remat: Remat = "full",
 ) -> Float[Array, "rows time d_model"]:
     """Hidden states after the final norm, for rows into which sequences are packed.
 
     A token sees the tokens of its own segment at its own position or before; segment 0 is padding. Positions count
-    from 0 in each segment. With `remat` a gradient keeps one hidden state per layer and computes the rest again: a
-    fifth of the memory for a sixth more time. Without a gradient it makes no difference.
+    from 0 in each segment. `remat` says what a gradient keeps: with `full` one hidden state per layer, and it computes
+    the rest again, a fifth of the memory of `none` for a sixth more time. Without a gradient it makes no difference.
     """
     masks = _packed_masks(architecture, positions, segments)
     blocks = {window: _make_block(architecture, window, remat) for window in masks}
@@ -184,9 +185,8 @@ def _second_embeddings(
     return [both[:, :, index] for index in range(architecture.n_layers)]
 
 
-def _make_block(architecture: Architecture, window: int | None, remat: bool) -> Callable[..., Array]:
-    block = functools.partial(_block, architecture, window)
-    return platform.current().rematerialise(block) if remat else block
+def _make_block(architecture: Architecture, window: int | None, remat: Remat) -> Callable[..., Array]:
+    return platform.current().rematerialise(functools.partial(_block, architecture, window), remat)
 
 
 def _block(
@@ -321,7 +321,7 @@ def _linear(
         out = out + linear.bias
     if pair is not None:
         out = out + pair.scale * matmul(matmul(folded, pair.a), pair.b)
-    return out.reshape(*x.shape[:-1], -1)
+    return kept(out).reshape(*x.shape[:-1], -1)
 
 
 def _norm(x: Float[Array, "*axes width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*axes width"]:

@@ -10,6 +10,7 @@ from components.model.architecture import Architecture
 from components.model.base import Base, random_base
 from components.model.head import CHUNK
 from components.model.quantise import Kind, quantise_tree
+from components.model.remat import Remat
 from components.model.sharding import MESH_AXES, ROWS, Axes, logical_axes, parts
 from components.model.source import open_source
 from components.model.vocabulary import BLOCK_ROWS
@@ -78,14 +79,32 @@ def head_bytes(architecture: Architecture, *, tokens: int) -> int:
     return 2 * 4 * min(tokens, CHUNK) * min(architecture.vocab_size, BLOCK_ROWS)
 
 
-def activation_bytes(architecture: Architecture, *, tokens: int, row_length: int, tensor: int = 1) -> int:
-    """What a training step holds at its widest, with rematerialised layers: an estimate, for planning.
+def activation_bytes(
+    architecture: Architecture, *, tokens: int, row_length: int, tensor: int = 1, remat: Remat = "full"
+) -> int:
+    """What a training step holds at its widest: an estimate, for planning.
 
-    Every layer's input, and what is larger of the head and one layer's inside (projections, attention scores of whole
-    rows, MLP, and their gradients), for all tokens that a device computes; `tensor` devices share a layer's inside.
+    Every layer's input, and what is larger of the head and one layer's inside (projections, norms behind them,
+    attention scores of whole rows, MLP, and their gradients), for all tokens that a device computes; `tensor` devices
+    share a layer's inside. What `remat` keeps of every layer comes on top.
     """
-    layers = map(architecture.linear_shapes, range(architecture.n_layers))
-    widths = max(sum(outputs for _, outputs in shapes.values()) for shapes in layers)
-    inside = 4 * tokens * (3 * widths + 4 * architecture.n_heads * row_length) // tensor
+    widths = [_widths(architecture, index) for index in range(architecture.n_layers)]
+    normed = max(_normed_widths(architecture, index) for index in range(architecture.n_layers))
+    scores = architecture.n_heads * row_length
+    inside = 3 * (max(widths) + normed) + 4 * scores
+    kept = {"full": 0, "linear_outputs": sum(widths), "none": 3 * sum(widths) + 3 * architecture.n_layers * scores}
     inputs = 4 * tokens * architecture.d_model * (architecture.n_layers + 1)
-    return inputs + max(inside, head_bytes(architecture, tokens=tokens))
+    within = 4 * tokens * inside // tensor
+    return inputs + 4 * tokens * kept[remat] // tensor + max(within, head_bytes(architecture, tokens=tokens))
+
+
+def _widths(architecture: Architecture, layer: int) -> int:
+    """Outputs of all linear modules of a layer together."""
+    return sum(outputs for _, outputs in architecture.linear_shapes(layer).values())
+
+
+def _normed_widths(architecture: Architecture, layer: int) -> int:
+    """Of those outputs, how many are normed right behind their module."""
+    shapes = architecture.linear_shapes(layer)
+    heads = sum(shapes[module][1] for module in ("q_proj", "k_proj") if module in shapes) if architecture.qk_norm else 0
+    return heads + (2 * architecture.d_model if architecture.sandwich_norms else 0)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-from components.model.remat import rematerialise
+from components.model.remat import KEEP_NAMED, Remat, rematerialise
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Platform:
 
     `bfloat16_rows`: the least number of rows with which a bfloat16 weight is multiplied. A CPU has no fast path for
     fewer than four: one row takes ten times as long as four.
-    `rematerialise`: what makes a function compute its insides again in the backward pass.
+    `checkpoint`: whether `jax.checkpoint` makes a function compute its insides again in the backward pass. On a CPU it
+    does not.
     `ragged_products`: whether rows sorted by expert are multiplied in one product. A CPU pads it for every expert: 64
     of them take 70 times as long as blocks of rows one after another.
     `packed_attention`: what computes attention over packed rows. `splash` is a kernel for TPUs that never holds the
@@ -31,7 +32,7 @@ class Platform:
     """
 
     bfloat16_rows: int
-    rematerialise: Callable[[Callable[..., Array]], Callable[..., Array]]
+    checkpoint: bool
     ragged_products: bool
     packed_attention: Literal["plain", "splash", "interpreted"] = "plain"
 
@@ -39,9 +40,17 @@ class Platform:
         """To how many rows the left side of a product with a weight of this dtype is padded."""
         return self.bfloat16_rows if dtype == jnp.bfloat16 else 1
 
+    def rematerialise(self, function: Callable[..., Array], remat: Remat) -> Callable[..., Array]:
+        """`function`, of which a gradient keeps what `remat` says."""
+        if remat == "none":
+            return function
+        if self.checkpoint:
+            return jax.checkpoint(function, policy=KEEP_NAMED if remat == "linear_outputs" else None)
+        return rematerialise(function, keep_named=remat == "linear_outputs")
 
-CPU = Platform(bfloat16_rows=4, rematerialise=rematerialise, ragged_products=False)
-GPU = Platform(bfloat16_rows=1, rematerialise=jax.checkpoint, ragged_products=True)
+
+CPU = Platform(bfloat16_rows=4, checkpoint=False, ragged_products=False)
+GPU = Platform(bfloat16_rows=1, checkpoint=True, ragged_products=True)
 TPU = replace(GPU, packed_attention="splash")
 
 COMPILED = Path.home() / ".cache" / "headrace" / "compiled"

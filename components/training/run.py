@@ -24,6 +24,7 @@ from components.model.lora import Adapter
 from components.model.peft import WEIGHTS_FILE, read_config, save_adapter
 from components.model.placement import MeshConfig, PlacementConfig, Placements, make_placements, placement_of
 from components.model.platform import hardware
+from components.model.remat import Remat
 from components.model.weights import Model
 from components.rollout.cursor import TaskCursor
 from components.rollout.orchestrator import RolloutConfig
@@ -66,7 +67,7 @@ class TrainConfig:
     `grace_seconds` is the time to save that a process has which is told to stop (SIGTERM).
     `mesh` splits what trainer and engine share over several devices; `placement` gives each side a mesh of its own.
     Without either both share the default device. `critic` is for an objective that needs one, which has one without it,
-    too.
+    too. `remat` is what the backward pass keeps of the forward pass: `full` the least, `none` the most, in less time.
     """
 
     steps: Annotated[int, Field(ge=1)]
@@ -83,6 +84,7 @@ class TrainConfig:
     grace_seconds: Annotated[float, Field(ge=0)] = 10.0
     mesh: MeshConfig | None = None
     placement: PlacementConfig | None = None
+    remat: Remat = "full"
 
     def __post_init__(self) -> None:
         objective, problems = Objective.from_config(self.objective), []
@@ -183,7 +185,7 @@ def make_learner(model: Model, adapter: Adapter, settings: TrainConfig, seed: in
         state,
         objective,
         settings.packing,
-        accumulate=make_accumulate(model.architecture, objective, temperature=temperature),
+        accumulate=make_accumulate(model.architecture, objective, temperature=temperature, remat=settings.remat),
         apply=make_apply(optimizer),
         score=make_score(model.architecture, temperature=temperature),
         max_skipped=settings.optimizer.max_skipped,

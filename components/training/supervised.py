@@ -74,7 +74,7 @@ def negative_log_likelihood(architecture: Architecture, base: Base, microbatch: 
     """Mean over the completions' tokens of -log p(token), in nats; 0 for a micro-batch without any."""
     # Models that are tuned whole are small: the memory that rematerialisation saves is not worth its time.
     hidden = forward(
-        architecture, base, None, microbatch.tokens, microbatch.positions, microbatch.segments, remat=False
+        architecture, base, None, microbatch.tokens, microbatch.positions, microbatch.segments, remat="none"
     )
     predicting = hidden.reshape(-1, hidden.shape[-1])[microbatch.index]
     logprobs, _ = token_logprobs(

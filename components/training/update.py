@@ -24,6 +24,7 @@ from components.model.decoder import forward
 from components.model.head import CHUNK, token_logprobs
 from components.model.lockstep import made, program
 from components.model.lora import Adapter
+from components.model.remat import Remat
 from components.model.sharding import whole_beside
 from components.training.critic import CriticState
 from components.training.optimizer import Metrics, Optimizer, Weights, descend
@@ -115,14 +116,19 @@ def make_score(architecture: Architecture, *, temperature: float, chunk: int = C
 
 @program
 def make_accumulate(
-    architecture: Architecture, objective: Objective, *, temperature: float, chunk: int = CHUNK
+    architecture: Architecture,
+    objective: Objective,
+    *,
+    temperature: float,
+    chunk: int = CHUNK,
+    remat: Remat = "full",
 ) -> Accumulate:
     """A jitted (base, adapter, gradients, microbatch, ...) -> (gradients, statistics); see `Accumulate`.
 
     `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `reference_logprobs`
     ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`; `version` is that of
     the adapter (`TrainState.step`) and needed for `mismatch_kl`. Statistics are sums of this micro-batch: the
-    objective's, and `entropy`; add them up over an optimizer step (`add_statistics`).
+    objective's, and `entropy`; add them up over an optimizer step (`add_statistics`). `remat` is `forward`'s.
     """
 
     def loss(
@@ -132,7 +138,7 @@ def make_accumulate(
         reference: Float[Array, "tokens"] | None,
         version: Int[Array, ""] | None,
     ) -> tuple[Float[Array, ""], Statistics]:
-        logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk)
+        logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk, remat)
         total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version, entropy)
         entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
         return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy)}
@@ -201,8 +207,10 @@ def _forward_logprobs(
     microbatch: Microbatch,
     temperature: float,
     chunk: int,
+    remat: Remat = "full",
 ) -> tuple[Float[Array, "tokens"], Float[Array, "tokens"]]:
     """Log-probs and entropies of the flat tokens; the head sees the places that predict a sampled token only."""
-    hidden = forward(architecture, base, adapter, microbatch.tokens, microbatch.positions, microbatch.segments)
+    tokens, positions, segments = microbatch.tokens, microbatch.positions, microbatch.segments
+    hidden = forward(architecture, base, adapter, tokens, positions, segments, remat=remat)
     predicting = hidden.reshape(-1, hidden.shape[-1])[microbatch.index]
     return token_logprobs(architecture, base, predicting, microbatch.targets, temperature=temperature, chunk=chunk)

@@ -10,37 +10,45 @@ import pytest
 from components.model.architecture import Architecture
 from components.model.decoder import forward
 from components.model.lora import LoraConfig, init_adapter
-from components.model.remat import rematerialise
+from components.model.remat import Remat, rematerialise
 from components.model.weights import random_base
 from tests.model.tiny import CONFIGS
 
 ARCHITECTURE = Architecture.from_huggingface({**CONFIGS["gemma3"], "num_hidden_layers": 6, "layer_types": None})
 BASE = random_base(jax.random.key(0), ARCHITECTURE)
 ADAPTER = init_adapter(jax.random.key(1), ARCHITECTURE, LoraConfig(rank=2))
+KINDS = ("full", "linear_outputs", "none")
 IDS = jnp.arange(4 * 64).reshape(4, 64) % 61
 
 
-def loss(adapter, base, *, remat: bool):
+def loss(adapter, base, *, remat: Remat):
     positions = jnp.broadcast_to(jnp.arange(64), IDS.shape)
     hidden = forward(ARCHITECTURE, base, adapter, IDS, positions, jnp.ones_like(IDS), remat=remat)
     return jnp.sum(jnp.sin(hidden))
 
 
 @functools.cache
-def compiled(remat: bool, wanted: int | tuple[int, ...]):
+def compiled(remat: Remat, wanted: int | tuple[int, ...]):
     return jax.jit(jax.grad(functools.partial(loss, remat=remat), argnums=wanted)).lower(ADAPTER, BASE).compile()
 
 
-@pytest.mark.parametrize("wanted", [0, (0, 1)])
-def test_the_gradient_of_adapter_and_base_is_the_same_with_and_without(wanted) -> None:
-    plain, again = (compiled(remat, wanted)(ADAPTER, BASE) for remat in (False, True))
+@pytest.mark.parametrize(("remat", "wanted"), [("full", 0), ("full", (0, 1)), ("linear_outputs", 0)])
+def test_the_gradient_of_adapter_and_base_is_the_same_whatever_is_kept(remat, wanted) -> None:
+    plain, again = (compiled(each, wanted)(ADAPTER, BASE) for each in ("none", remat))
     for expected, got in zip(jax.tree.leaves(plain), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_the_memory_of_a_gradient_is_less_than_half() -> None:
-    plain, again = (compiled(remat, 0).memory_analysis().temp_size_in_bytes for remat in (False, True))
+    plain, again = (compiled(remat, 0).memory_analysis().temp_size_in_bytes for remat in ("none", "full"))
     assert again < plain / 2
+
+
+def test_outputs_of_linear_layers_are_kept_and_not_multiplied_again() -> None:
+    full, kept, plain = (compiled(remat, 0).memory_analysis().temp_size_in_bytes for remat in KINDS)
+    assert full < kept < plain
+    full, kept, plain = (compiled(remat, 0).cost_analysis()["flops"] for remat in KINDS)
+    assert plain <= kept < full
 
 
 def test_a_gradient_that_is_not_a_number_stays_one() -> None:
