@@ -36,16 +36,18 @@ def forward(
     positions: Int[Array, "rows time"],
     segments: Int[Array, "rows time"],
     *,
-    remat: Remat = "full",
+    remat: Remat | bool = "full",
 ) -> Float[Array, "rows time d_model"]:
     """Hidden states after the final norm, for rows into which sequences are packed.
 
     A token sees the tokens of its own segment at its own position or before; segment 0 is padding. Positions count
     from 0 in each segment. `remat` says what a gradient keeps: with `full` one hidden state per layer, and it computes
-    the rest again, a fifth of the memory of `none` for a sixth more time. Without a gradient it makes no difference.
+    the rest again, a fifth of the memory of `none` for a sixth more time; True is `full`, False is `none`. Without a
+    gradient it makes no difference.
     """
     masks = _packed_masks(architecture, positions, segments)
-    blocks = {window: _make_block(architecture, window, remat) for window in masks}
+    kind: Remat = remat if isinstance(remat, str) else "full" if remat else "none"
+    blocks = {window: _make_block(architecture, window, kind) for window in masks}
     tables = _tables(architecture, positions)
     x = _embed(architecture, base, tokens)
     second, entered = _second_embeddings(architecture, base, tokens, x), []
