@@ -54,7 +54,7 @@ def test_the_bytes_of_a_cache_are_those_that_it_holds(family: str) -> None:
         ({"num_hidden_layers": 3}, 64, 32, "full"),
         ({"num_hidden_layers": 6, "num_key_value_heads": 2}, 4, 256, "full"),
         ({"num_hidden_layers": 3, "vocab_size": 8192}, 8, 64, "full"),
-        ({"num_hidden_layers": 3, "model_type": "qwen3"}, 64, 32, "full"),
+        ({"num_hidden_layers": 3, "model_type": "qwen3", "head_dim": 16}, 64, 32, "full"),
         ({"num_hidden_layers": 3}, 64, 32, "linear_outputs"),
         ({"num_hidden_layers": 3}, 64, 32, "none"),
     ],
