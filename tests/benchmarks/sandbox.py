@@ -59,7 +59,11 @@ def measure(isolation: Isolation, *, quick: bool) -> dict[str, Any]:
     grader = UnitTests(isolation)
     asyncio.run(grades_per_second(grader, 4))
     grades = [asyncio.run(grades_per_second(grader, count // 4)) for _ in range(repeats)]
-    with outside(Path(tempfile.mkdtemp())) as world, Sandbox(isolation, workers=1) as sandbox:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        outside(Path(folder)) as world,
+        Sandbox(isolation, workers=1) as sandbox,
+    ):
         asyncio.run(sandbox.run("'warm'"))
         succeeded = try_all(world, sandbox, escapes)
     return {

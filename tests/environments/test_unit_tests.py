@@ -1,6 +1,7 @@
 """A program is graded by tests that it cannot see, cannot reach and cannot talk into anything."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -9,6 +10,7 @@ from components.environments.sandbox.detection import reason_against
 from components.environments.sandbox.limits import Isolation, Limits
 from components.environments.unit_tests import UnitTests
 from components.errors import GraderFailedError
+from tests.environments.outside import descendants
 
 REASON = reason_against("sandbox")
 LEVELS = [pytest.param("sandbox", marks=pytest.mark.skipif(REASON is not None, reason=str(REASON))), "process"]
@@ -220,6 +222,26 @@ def test_a_program_that_hangs_or_dies_is_the_models_fault(hasty: UnitTests) -> N
     assert graded(hasty, "def add(a, b): return 'x' * 10**7").reward == 0.0
     assert graded(hasty, "def add(a, b):\n    return add(a, b)").reward == 0.0
     assert graded(hasty, "def f():\n    while True: yield 1", "assert 2 in f()").reward == 0.0
+
+
+@pytest.mark.parametrize("isolation", LEVELS)
+def test_programs_that_hang_one_after_another_use_up_no_worker(isolation: Isolation) -> None:
+    """Each ends after its time, those after them are graded, and nothing goes on (areal-project/AReaL#1426)."""
+    hang = "import os\ndef add(a, b):\n    os.fork()\n    while True: pass"
+
+    async def play() -> tuple[list[Grade], list[Grade]]:
+        grader = UnitTests(isolation, Limits(seconds=0.3))
+        patient = UnitTests(isolation, Limits(seconds=10.0))
+        hung = await asyncio.gather(*(grader.grade_asserts(hang, TESTS) for _ in range(10)))
+        return hung, await asyncio.gather(*(patient.grade_asserts(ADD, TESTS) for _ in range(4)))
+
+    before = set(descendants())
+    hung, normal = asyncio.run(play())
+    assert hung == [Grade(0.0, "the program took longer than 0.3 seconds")] * 10
+    assert [grade.reward for grade in normal] == [1.0] * 4
+    left = {pid: name for pid, name in descendants().items() if pid not in before}
+    # Only template processes: two for each worker, which wait.
+    assert len(left) <= 2 * len(os.sched_getaffinity(0)), left
 
 
 def test_broken_tests_are_a_failure_of_the_grader(grader: UnitTests) -> None:
