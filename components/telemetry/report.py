@@ -230,7 +230,7 @@ def _example(trajectory: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    named = (*_NAMES, "run_dir", "adapter_dir", "merged_dir")
+    named = (*_NAMES, "renderer", "run_dir", "adapter_dir", "merged_dir")
     facts = [(key.removesuffix("_dir").replace("_", " "), str(summary[key])) for key in named if summary.get(key)]
     facts += [(str(key), str(value)) for key, value in summary.get("facts", {}).items()]
     versions = summary.get("versions", {})

@@ -93,6 +93,7 @@ SUMMARY_KEYS = {
     "model": "name of the base model",
     "environment": "name of the environment",
     "objective": "the effective objective as a formula",
+    "renderer": "the form in which the model reads conversations, why it is that one, and its settings",
     "facts": "{name: value} of whatever else describes the run",
     "versions": "{package: version}",
     "alerts": "list of texts: what a person should know before they trust the numbers",
