@@ -193,6 +193,12 @@ class _Episode:
         turn = SequenceId(of.task_id, of.epoch, of.member, of.attempt, len(self.turns))
         completion = await self.policy(prompt_ids, sequence=turn, max_tokens=min(limits.max_new_tokens, room))
         self.turns.append(Turn(prompt_ids=prompt_ids, completion=completion))
+        self.timeline.note(
+            input_tokens=len(prompt_ids),
+            output_tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason.value,
+            version=completion.versions[-1] if completion.versions else None,
+        )
         if completion.finish_reason is not FinishReason.STOP:
             self.cut_by = "context" if room <= limits.max_new_tokens else "length"
         return completion
@@ -208,6 +214,8 @@ class _Episode:
         """What the last turn has earned, where the environment says so, and which tools it called."""
         reward = as_reward(observation.reward, where=f"the observation of task {self.task.id}")
         calls = observation.tool_use.records
+        for call in calls:
+            self.timeline.call(call.tool, call.outcome.value, call.seconds)
         if reward or calls:
             self.turns[-1] = replace(self.turns[-1], reward=reward, calls=calls)
 
@@ -227,6 +235,7 @@ class _Episode:
         """The first failure is the cause of the others."""
         if error.tool is not None and self.failure is None and self.turns:
             call = CallRecord(error.tool, CallOutcome.BROKEN, error.seconds)
+            self.timeline.call(*call)
             self.turns[-1] = replace(self.turns[-1], calls=(*self.turns[-1].calls, call))
         self.failure = self.failure or Failure(kind=error.kind, message=words_of(error))
 

@@ -69,6 +69,7 @@ class _Registry(threading.local):
 
 _lock = threading.Lock()  # taken when a thread records for the first time, and when a person reads
 _records: list[_ThreadRecord] = []
+_tails: list["Tail"] = []
 _retired_spans: deque[Span] = deque(maxlen=RING_CAPACITY)
 _retired_counters: dict[_CounterKey, int | float] = {}
 _started_unix = time.time() - now()
@@ -125,6 +126,46 @@ def counters() -> dict[str, int | float]:
     return total
 
 
+class Tail:
+    """What has been recorded since the last look, by every thread. One thread looks; nobody who records waits for it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[_ThreadRecord, _Entry] = {}
+        self._ended: list[Span] = []
+        with _lock:
+            for thread_record in _records:
+                self._new_of(thread_record)
+            _tails.append(self)
+
+    def read(self) -> list[Span]:
+        """The new spans, by start; those that a ring has lost in the meantime are not among them."""
+        with _lock:
+            found, self._ended = self._ended, []
+            for thread_record in _records:
+                found.extend(self._new_of(thread_record))
+        return sorted(found, key=lambda each: each.start)
+
+    def close(self) -> None:
+        """Look no more."""
+        with _lock:
+            _tails.remove(self)
+
+    def _retire(self, thread_record: _ThreadRecord) -> None:
+        self._ended.extend(self._new_of(thread_record))
+        self._seen.pop(thread_record, None)
+
+    def _new_of(self, thread_record: _ThreadRecord) -> list[Span]:
+        last, new = self._seen.get(thread_record), []
+        for entry in reversed(thread_record.entries.copy()):
+            if entry is last:
+                break
+            new.append(entry)
+        if new:
+            self._seen[thread_record] = new[0]
+        name = thread_record.thread.name
+        return [Span(*entry[:3], name, entry[3]) for entry in reversed(new)]
+
+
 def clear() -> None:
     """Forget all spans and counters."""
     with _lock:
@@ -138,6 +179,11 @@ def clear() -> None:
 def write_trace(uri: str) -> None:
     """Write all spans and counters as Chrome trace events (JSON) to a local path or gs:// URI."""
     storage.write_text(uri, json.dumps(trace(), default=str))
+
+
+def unix_time(moment: float) -> float:
+    """A reading of `now` as seconds since 1970."""
+    return moment + _started_unix
 
 
 def trace() -> dict[str, Any]:
@@ -196,6 +242,8 @@ def _retire_ended_threads() -> None:
     """Fold the records of threads that have ended into shared ones, so that short-lived threads cost no memory."""
     for thread_record in [each for each in _records if not each.thread.is_alive()]:
         _records.remove(thread_record)
+        for tail in _tails:
+            tail._retire(thread_record)
         _retired_spans.extend(_spans_of(thread_record))
         for key, amount in thread_record.counters.items():
             _retired_counters[key] = _retired_counters.get(key, 0) + amount

@@ -55,7 +55,7 @@ class Activity:
 class Timeline:
     """The phases of one episode; times are readings of `spans.now` (seconds). `retry`: an attempt before it failed."""
 
-    __slots__ = ("_activity", "_began", "_phase", "_since", "_turn", "ended", "name", "phases", "retry")
+    __slots__ = ("_activity", "_began", "_notes", "_phase", "_since", "_turn", "ended", "name", "phases", "retry")
 
     def __init__(self, name: str, activity: Activity | None = None, *, retry: bool = False) -> None:
         self.phases: list[tuple[str, float, float]] = []
@@ -65,6 +65,7 @@ class Timeline:
         self._activity = activity
         self._phase: str | None = None
         self._turn = 0
+        self._notes: dict[str, object] = {}
         self._began = self._since = now()
 
     @property
@@ -78,6 +79,14 @@ class Timeline:
             return
         self._leave(phase)
         self._phase, self._turn = phase, turn
+
+    def note(self, **attributes: object) -> None:
+        """What is known of the present phase, for its span."""
+        self._notes |= attributes
+
+    def call(self, tool: str, outcome: str, seconds: float) -> None:
+        """A tool was called in the present phase, from its beginning on."""
+        record("execute_tool", self._since, self._since + seconds, tool=tool, outcome=outcome, **self._where())
 
     def end(self, **attributes: object) -> None:
         """Leave the last phase. `attributes` describe the whole episode, in its span."""
@@ -94,11 +103,15 @@ class Timeline:
                 found[phase] = found.get(phase, 0.0) + shared
         return found
 
+    def _where(self) -> dict[str, object]:
+        return {"episode": self.name, "turn": self._turn}
+
     def _leave(self, entered: str | None) -> None:
         moment = now()
         if self._phase is not None:
             self.phases.append((self._phase, self._since, moment))
-            record(SPAN_NAMES[self._phase], self._since, moment, episode=self.name, turn=self._turn)
+            record(SPAN_NAMES[self._phase], self._since, moment, **self._where(), **self._notes)
+            self._notes = {}
         if self._activity is not None:
             self._activity.move(self._phase, entered)
         self._since = moment

@@ -352,6 +352,7 @@ class TrainingLoop:
             **episode_numbers([member for group in groups for member in group.trajectories]),
             **version_numbers(groups, self.history.version - 1),
             **self._selection.numbers(),
+            "groups": len(groups),
             **step_numbers(before, after, slots=self._session.engine.config.slots),
             "canary_difference": proof.canary_difference,
             "delta_norm": proof.delta_norm,

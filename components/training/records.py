@@ -13,6 +13,7 @@ from components.rollout.tokenizer import Tokenizer
 from components.telemetry.metrics import MetricsLog
 from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, TRAJECTORIES
+from components.telemetry.tool_calls import tool_numbers
 from components.training.trajectory_lines import TrajectoryLines
 from components.types import Group, Outcome, Trajectory
 
@@ -114,6 +115,7 @@ def episode_numbers(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         "tool_seconds": _mean(trajectory.tool_seconds for trajectory in trajectories),
         "tool_calls": _mean(trajectory.tool_calls for trajectory in trajectories),
         "tool_error_rate": sum(trajectory.tool_errors for trajectory in trajectories) / calls if calls else 0.0,
+        "tools": tool_numbers(call for trajectory in trajectories for turn in trajectory.turns for call in turn.calls),
         "malformed_calls": _mean(trajectory.malformed_calls for trajectory in trajectories),
         **_malformed_shares(trajectories),
         "reward_parts": {name: _mean(values) for name, values in parts.items()},

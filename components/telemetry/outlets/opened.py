@@ -1,0 +1,52 @@
+"""A recipe's telemetry section -> the outlets of a run."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from components.config import config
+from components.telemetry.alerts import AlertConfig
+from components.telemetry.outlets import mlflow
+from components.telemetry.outlets.otlp import OtlpWriter
+from components.telemetry.outlets.outlet import Outlet, Outlets
+from components.telemetry.outlets.prometheus import Prometheus
+from components.telemetry.outlets.tensorboard import TensorBoard
+from components.telemetry.outlets.traces import SpanFile, Traces, TraceWriter
+
+
+@config
+class TelemetryConfig:
+    """Who is told of a run beside its folder's own files.
+
+    `prometheus_port` serves /metrics while the run goes on; `otlp_endpoint` is a collector's address, such as
+    http://collector:4318. Of the spans of episodes one in `keep_every` is written and sent, and all of failed ones.
+    MLflow is told where the variable MLFLOW_TRACKING_URI names a server, in the experiment `mlflow_experiment`.
+    """
+
+    tensorboard: bool = True
+    spans: bool = True
+    keep_every: Annotated[int, Field(ge=1)] = 10
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    mlflow_experiment: str = "headrace"
+    alerts: AlertConfig = AlertConfig()
+
+
+def open_outlets(
+    settings: TelemetryConfig, run_folder: str, *, model: str, environment: str, parameters: Mapping[str, Any]
+) -> Outlets:
+    """The outlets that are wanted. `parameters` are the run's settings, for trackers that keep them."""
+    outlets: list[Outlet] = []
+    writers: list[TraceWriter] = [SpanFile(run_folder)] if settings.spans else []
+    if settings.otlp_endpoint:
+        writers.append(OtlpWriter(settings.otlp_endpoint, run=run_folder, model=model, environment=environment))
+    if writers:
+        outlets.append(Traces(writers, run=run_folder, keep_every=settings.keep_every))
+    if settings.tensorboard:
+        outlets.append(TensorBoard(run_folder))
+    if settings.prometheus_port is not None:
+        outlets.append(Prometheus(settings.prometheus_port))
+    if mlflow.wanted():
+        outlets.append(mlflow.MlFlow(run_folder, experiment=settings.mlflow_experiment, parameters=parameters))
+    return Outlets(outlets)

@@ -1,0 +1,45 @@
+"""Numbers of a run -> an event file in the run's folder, on a disk or on gs://, that TensorBoard reads."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from components import storage
+from components.telemetry.outlets.outlet import scalars
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes `RUN/tensorboard/`. On gs:// the file is uploaded anew every `upload_every` steps and at the end."""
+
+    name = "TensorBoard"
+
+    def __init__(self, run_folder: str, *, upload_every: int = 10) -> None:
+        self._target = storage.join(run_folder, FOLDER) if storage.is_remote(run_folder) else None
+        self._folder = Path(tempfile.mkdtemp(prefix="tensorboard-") if self._target else Path(run_folder) / FOLDER)
+        self._writer = SummaryWriter(str(self._folder), flush_secs=10)
+        self._upload_every = upload_every
+
+    def step(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """Write every number of the step, named by its path."""
+        for name, value in scalars(numbers):
+            if name != "step":
+                self._writer.add_scalar(name, value, step)
+        if self._target and step % self._upload_every == 0:
+            self._upload()
+
+    def close(self) -> None:
+        """Flush, and upload what there is."""
+        self._writer.close()
+        if self._target:
+            self._upload()
+
+    def _upload(self) -> None:
+        assert self._target is not None
+        self._writer.flush()
+        for file in self._folder.iterdir():
+            storage.upload(file, storage.join(self._target, file.name))
