@@ -1,4 +1,4 @@
-"""Tokens that another policy sampled -> how much each should count, and words for when that goes wrong.
+"""Tokens that another policy sampled -> how much each should count.
 
 A token comes from the policy that was served when it was sampled (behavior); the gradient is of the policy that trains.
 Between the two lies the proximal policy, around which a step is clipped. Decoupling them (arXiv:2110.00641) gives
@@ -9,16 +9,12 @@ The weight corrects for staleness and is held by a rule, as one token with a wei
 Versions may change within a sequence: every token has its own behavior log-prob, so nothing else is needed.
 """
 
-from collections.abc import Mapping
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from components.algorithms.losses import LOG_RATIO_LIMIT, clipped_surrogate, log_ratio
 from components.algorithms.sampled import sequence_mean, sequence_sum
-
-LOW_SAMPLE_SIZE = 0.5
 
 
 def importance_ratio(
@@ -126,21 +122,3 @@ def decoupled_surrogate(
         logprobs, proximal, advantages, mask, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
     )
     return jax.lax.stop_gradient(importance) * surrogate
-
-
-def staleness_warnings(numbers: Mapping[str, float]) -> list[str]:
-    """What a person should know of one optimizer step's `mean_statistics`: sentences, none when all is well."""
-    size = numbers.get("effective_sample_size")
-    if size is None or size >= LOW_SAMPLE_SIZE:
-        return []
-    head = f"effective_sample_size is {size:.2f}, below {LOW_SAMPLE_SIZE:g}: a few tokens outweigh all others, "
-    if numbers.get("same_version_share") == 1.0:
-        return [
-            f"{head}although all were sampled at the trainer's own version. Engine and trainer compute different "
-            f"log-probs (mismatch_kl {numbers.get('mismatch_kl', 0.0):.2g}): compare their dtypes and sampling settings"
-        ]
-    return [
-        f"{head}as the policy has moved far from the versions that sampled them; the gradient is mostly noise and "
-        "training may collapse. Lower rollout.max_staleness or the learning rate, or hold the weights with "
-        "objective.proximal: current (with a lower objective.importance_cap where it is set already)"
-    ]

@@ -92,9 +92,15 @@ class Alerts:
         bound, size = self._settings.min_effective_sample_size, self._mean(_number("effective_sample_size"))
         if bound is None or size is None or size >= bound:
             return None
+        head = f"the effective sample size is {size:.2f}, below {bound:g}: a few tokens outweigh all others, "
+        if self._mean(_number("same_version_share")) == 1.0:
+            return (
+                f"{head}although all were sampled at the trainer's own version. Engine and trainer compute different "
+                "log-probs: look at mismatch_kl, and compare their dtypes and sampling settings"
+            )
         return (
-            f"the effective sample size is {size:.2f}, below {bound:g}: a few tokens outweigh all others. Look at "
-            "staleness and mismatch_kl; lower train.rollout.max_staleness or the learning rate"
+            f"{head}as the policy has moved far from the versions that sampled them, and training may collapse. Lower "
+            "train.rollout.max_staleness or the learning rate, or hold the weights with objective.proximal: current"
         )
 
     def _mismatch(self) -> str | None:
@@ -168,7 +174,7 @@ def _number(key: str) -> Callable[[Mapping[str, Any]], float | None]:
     return lambda numbers: float(numbers[key]) if numbers.get(key) is not None else None
 
 
-def _share(part: float | None, whole: float | None) -> float | None:
+def _share(part: int | float | None, whole: int | float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 

@@ -38,6 +38,8 @@ PARENTS = {
 DISPATCHES = ("prefill", "decode")
 """Spans of the engine's dispatches: very many, and each turn has spans of its own."""
 
+_LAST = {"rollout": 1, "training queue": 2}
+
 _OPEN = 20_000  # episodes that are remembered while they play, or until they are consumed
 
 
@@ -64,7 +66,8 @@ class EpisodeTraces:
     def add(self, spans: Iterable[Span]) -> list[Node]:
         """Take new spans; give the trees of the episodes that they end, and what belongs to none."""
         found: list[Node] = []
-        for span in spans:
+        # An episode's own span ends it, and its wait comes after: whichever thread wrote the others, they are there.
+        for span in sorted(spans, key=lambda each: _LAST.get(each.name, 0)):
             episode = span.attributes.get("episode")
             if episode is None:
                 if span.name not in DISPATCHES:

@@ -127,7 +127,7 @@ def counters() -> dict[str, int | float]:
 
 
 class Tail:
-    """What has been recorded since the last look, by every thread. One thread looks; nobody who records waits for it."""
+    """What was recorded since the last look, by every thread. One thread looks; nobody who records waits for it."""
 
     def __init__(self) -> None:
         self._seen: dict[_ThreadRecord, _Entry] = {}

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from components import storage
-from components.algorithms.corrections import staleness_warnings
 from components.errors import RunStoppedError
 from components.model.compile_time import charge_compilation
 from components.rollout.collector import rare_collections
@@ -338,8 +337,6 @@ class TrainingLoop:
         step = self.history.version
         self._records.step(step, numbers, groups)
         say(_line(step, self._plan.steps, numbers))
-        for warning in staleness_warnings(numbers):
-            say(f"step {step}: {warning}")
         if not numbers["trained_tokens"]:
             say(f"step {step}: nothing was trained, as the rewards of each group were all equal")
 

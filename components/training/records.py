@@ -10,9 +10,12 @@ import numpy as np
 
 from components import storage
 from components.rollout.tokenizer import Tokenizer
+from components.telemetry.alerts import Alerts
 from components.telemetry.metrics import MetricsLog
+from components.telemetry.outlets.outlet import Outlet
+from components.telemetry.progress import say
 from components.telemetry.refresh import Refresher
-from components.telemetry.run_files import METRICS, TRAJECTORIES
+from components.telemetry.run_files import METRICS, TRAJECTORIES, update_summary
 from components.telemetry.tool_calls import tool_numbers
 from components.training.trajectory_lines import TrajectoryLines
 from components.types import Group, Outcome, Trajectory
@@ -23,10 +26,10 @@ P = ParamSpec("P")
 class RunRecords:
     """Appends to `metrics.jsonl` (every step) and `trajectories.jsonl` (a sample of each group, and every failure).
 
-    With a tokenizer the trajectories are written token by token, too; `reports` is told of every step. A resumed run
-    takes back the lines of steps after `resumed_after`. Nobody waits for the storage but who calls `flush`, and who
-    leaves the block that the records were entered for: a thread of its own writes. What it fails of is raised by the
-    next call.
+    With a tokenizer the trajectories are written token by token, too; `alerts` look at every step, and `outlets` and
+    `reports` are told of it. A resumed run takes back the lines of steps after `resumed_after`. Nobody waits for the
+    storage but who calls `flush`, and who leaves the block that the records were entered for: a thread of its own
+    writes. What it fails of is raised by the next call.
     """
 
     def __init__(
@@ -36,11 +39,16 @@ class RunRecords:
         resumed_after: int | None = None,
         tokenizer: Tokenizer | None = None,
         reports: Refresher | None = None,
+        alerts: Alerts | None = None,
+        outlets: Outlet | None = None,
     ) -> None:
+        self._run_folder = run_folder
         self._metrics = MetricsLog(storage.join(run_folder, METRICS), resumed_after=resumed_after)
         self._trajectories = storage.LineLog(storage.join(run_folder, TRAJECTORIES))
         self._lines = TrajectoryLines(tokenizer)
         self._reports = reports
+        self._alerts = alerts
+        self._outlets = outlets
         self._step = resumed_after or 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._unfinished: deque[Future[None]] = deque()
@@ -51,6 +59,8 @@ class RunRecords:
 
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
         self._writer.shutdown()
+        if self._outlets is not None:
+            self._outlets.close()
         if self._reports is not None:
             self._reports.close()
         if kind is None:
@@ -71,12 +81,24 @@ class RunRecords:
             each.result()
 
     def _write(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        numbers = {**numbers, "alerts": self._raised(step, numbers)}
         self._metrics.write(step, numbers)
         for line in self._lines.step(step, groups):
             self._trajectories.append(line)
         self._trajectories.sync()
+        if self._outlets is not None:
+            self._outlets.step(step, numbers)
         if self._reports is not None:
             self._reports.step()
+
+    def _raised(self, step: int, numbers: Mapping[str, Any]) -> list[str]:
+        """The rules that this step breaks for the first time; a person is told, and the run's summary keeps them."""
+        raised = self._alerts.look(step, numbers) if self._alerts else []
+        for alert in raised:
+            say(f"alert: {alert}")
+        if raised and self._alerts:
+            update_summary(self._run_folder, {"alerts": [str(alert) for alert in self._alerts.told]})
+        return [alert.rule for alert in raised]
 
     def _write_failed(self, step: int, trajectory: Trajectory) -> None:
         self._trajectories.append(self._lines.failed(step, trajectory))

@@ -10,6 +10,7 @@ FREE = (
     "train.checkpoints_kept",
     "train.sync_tolerance",
     "train.grace_seconds",
+    "train.telemetry",
     "train.engine",
     "train.mesh",
     "train.placement",

@@ -17,7 +17,7 @@ from components.algorithms.objective import Objective, ObjectiveConfig
 from components.config import config, dump, from_json
 from components.engine.core import EngineConfig
 from components.engine.sampling import SamplingConfig
-from components.errors import ConfigError, Problem
+from components.errors import ConfigError, Problem, ProofError
 from components.model.base_artifact import read_base
 from components.model.lockstep import on_host
 from components.model.lora import Adapter
@@ -33,8 +33,11 @@ from components.rollout.prepare import read_tasks
 from components.rollout.session import Session, open_session
 from components.rollout.tokenizer import Tokenizer
 from components.storage import sole_process
+from components.telemetry.alerts import Alerts
 from components.telemetry.clock import idle_share
 from components.telemetry.metrics import read_metrics
+from components.telemetry.outlets.opened import TelemetryConfig, open_outlets
+from components.telemetry.outlets.outlet import Outlets
 from components.telemetry.progress import say
 from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, update_summary
@@ -82,6 +85,7 @@ class TrainConfig:
     checkpoints_kept: Annotated[int, Field(ge=1)] = 2
     sync_tolerance: Annotated[float, Field(gt=0)] = 1e-3
     grace_seconds: Annotated[float, Field(ge=0)] = 10.0
+    telemetry: TelemetryConfig = TelemetryConfig()
     mesh: MeshConfig | None = None
     placement: PlacementConfig | None = None
     remat: Remat = "full"
@@ -149,13 +153,19 @@ def train(
         learner = make_learner(session.model, session.adapter, settings, seed)
         checkpoints = Checkpoints(storage.join(run_folder, "checkpoints"), keep=settings.checkpoints_kept)
         journal = Journal(run_folder)
-        history, records = _resume(run_folder, read_journal(run_folder, by_id), checkpoints, learner, session.tokenizer)
+        watchers = _Watchers.open(run_folder, settings.telemetry, opening, world)
+        events = read_journal(run_folder, by_id)
+        history, records = _resume(run_folder, events, checkpoints, learner, session.tokenizer, watchers)
         _refuse_fewer_steps(settings.steps, history.version)
         cursor.resume(history.position, cursor.fingerprint, done=history.done)
         with journal, records:
             begin(history, journal, opening)
             loop = _loop(session, settings, learner, problems, cursor, history, journal, records, checkpoints)
-            asyncio.run(run_until_interrupted(loop))
+            try:
+                asyncio.run(run_until_interrupted(loop))
+            except ProofError as error:
+                update_summary(run_folder, {"alerts": [*map(str, watchers.alerts.told), f"sync proof: {error}"]})
+                raise
         summary = _summary(loop, session, settings, world)
         save_adapter(Path(trained), on_host(learner.state.adapter), lora, base_name=str(base))
     write_trace(storage.join(run_folder, "trace.json"))
@@ -222,8 +232,33 @@ def _fates(by_version: Mapping[int, Mapping[str, int]]) -> dict[str, dict[str, i
     }
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Watchers:
+    """Who looks at each step's numbers."""
+
+    reports: Refresher
+    alerts: Alerts
+    outlets: Outlets
+
+    @classmethod
+    def open(cls, run_folder: str, settings: TelemetryConfig, opening: Opened, world: EnvironmentConfig) -> "_Watchers":
+        outlets = open_outlets(
+            settings,
+            run_folder,
+            model=Path(opening.inputs["base"]).name,
+            environment=world.use,
+            parameters=opening.settings,
+        )
+        return cls(Refresher(run_folder), Alerts(settings.alerts), outlets)
+
+
 def _resume(
-    run_folder: str, events: Iterator[Event], checkpoints: Checkpoints, learner: Learner, tokenizer: Tokenizer
+    run_folder: str,
+    events: Iterator[Event],
+    checkpoints: Checkpoints,
+    learner: Learner,
+    tokenizer: Tokenizer,
+    watchers: _Watchers,
 ) -> tuple[History, RunRecords]:
     """Where the run stands, and its records without a gap: a kill may have come before a step's line was written."""
     recorded = {line["step"] for line in read_metrics(storage.join(run_folder, METRICS))}
@@ -234,8 +269,14 @@ def _resume(
             missing.append((step, dict(numbers)))
 
     history = resume(events, checkpoints, learner, on_step=on_step)
-    reports = Refresher(run_folder)
-    records = RunRecords(run_folder, resumed_after=history.version or None, tokenizer=tokenizer, reports=reports)
+    records = RunRecords(
+        run_folder,
+        resumed_after=history.version or None,
+        tokenizer=tokenizer,
+        reports=watchers.reports,
+        alerts=watchers.alerts,
+        outlets=watchers.outlets,
+    )
     for step, numbers in missing:
         trajectories = [member for group in step.groups for member in group.trajectories]
         records.step(step.version, numbers | episode_numbers(trajectories), step.groups)

@@ -9,7 +9,6 @@ from components.algorithms.corrections import (
     decoupled_surrogate,
     importance_ratio,
     masked_importance_weight,
-    staleness_warnings,
     truncated_importance_weight,
 )
 
@@ -70,17 +69,3 @@ def test_nonsense_at_masked_places_reaches_neither_loss_nor_gradient():
     loss, gradient = jax.value_and_grad(total)(jnp.array([-1.0, 0.0, -jnp.inf]))
     assert loss == pytest.approx(-1.0)
     np.testing.assert_allclose(gradient, [-1.0, 0.0, 0.0])
-
-
-def test_a_small_sample_size_is_told_with_what_to_do():
-    assert staleness_warnings({"effective_sample_size": 0.5}) == []
-    assert staleness_warnings({"loss": 0.0, "trained_tokens": 0.0}) == []
-    (stale,) = staleness_warnings({"effective_sample_size": 0.312, "same_version_share": 0.4, "mismatch_kl": 1e-6})
-    for part in ("0.31", "below 0.5", "rollout.max_staleness", "objective.proximal: current"):
-        assert part in stale
-
-
-def test_a_small_sample_size_without_staleness_points_at_the_engine():
-    (warning,) = staleness_warnings({"effective_sample_size": 0.2, "same_version_share": 1.0, "mismatch_kl": 0.034})
-    assert "mismatch_kl 0.034" in warning
-    assert "max_staleness" not in warning

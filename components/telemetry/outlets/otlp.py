@@ -1,7 +1,7 @@
 """Spans -> an OpenTelemetry collector, over HTTP with protobuf, by the names of the GenAI conventions.
 
-`rollout` is an `invoke_agent` span, `chat` a `chat` span with the tokens it used, `execute_tool` a tool's call; what the
-conventions have no name for is an attribute below `headrace.`.
+`rollout` is an `invoke_agent` span, `chat` a `chat` span with the tokens it used, `execute_tool` a tool's call; what
+the conventions have no name for is an attribute below `headrace.`.
 """
 
 import urllib.request

@@ -1,4 +1,4 @@
-"""Spans of a run, as they are recorded -> `spans.jsonl` in the run's folder, and an OTLP collector where one is named."""
+"""Spans of a run, as they are recorded -> `spans.jsonl` in the run's folder, and a collector where one is named."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,0 +1,180 @@
+"""Each outlet against the program that it is for, or against a server that reads what that program would."""
+
+import json
+import struct
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from tensorboardX.proto.event_pb2 import Event
+
+from components.telemetry.outlets import mlflow
+from components.telemetry.outlets.opened import TelemetryConfig, open_outlets
+from components.telemetry.outlets.outlet import Outlets, scalars
+from components.telemetry.outlets.prometheus import Prometheus
+from components.telemetry.spans import clear, record
+from components.telemetry.timeline import POLICY, STEP, Timeline
+
+NUMBERS = {
+    "step": 1,
+    "reward_mean": 0.5,
+    "tokens": {"generated": 120, "trained": 100, "failed": 20, "in_flight": 7},
+    "trainer_seconds": {"busy": 2.0, "waiting for tools": 1.0},
+    "engine_seconds": {"busy": 3.0},
+    "episodes": 8,
+    "failures": {"tool": 1},
+    "tools": {"search": {"calls": 5, "errors": {"timeout": 2}, "p50": 0.1, "p95": 0.2, "p99": 0.2, "max": 0.2}},
+    "alerts": ["failures"],
+}
+
+
+def opened(folder, **settings):
+    return open_outlets(
+        TelemetryConfig(**settings), str(folder), model="smollm2", environment="arithmetic", parameters={"seed": 1}
+    )
+
+
+def events(file) -> list[Event]:
+    """TensorBoard's records: length, checksum, message, checksum."""
+    data, found = file.read_bytes(), []
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        found.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    return found
+
+
+def test_tensorboard_reads_every_number(tmp_path):
+    outlets = opened(tmp_path, spans=False)
+    outlets.step(1, NUMBERS)
+    outlets.close()
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    values = {value.tag: (event.step, value.simple_value) for event in events(file) for value in event.summary.value}
+    assert values["reward_mean"] == (1, 0.5)
+    assert values["tools/search/errors/timeout"] == (1, 2.0)
+    assert len(values) == len(list(scalars(NUMBERS))) - 1  # all but the step itself
+
+
+def test_prometheus_scrapes_counters_that_add_up_and_the_last_gauges():
+    outlet = Prometheus(0, host="127.0.0.1")
+    outlet.step(1, NUMBERS)
+    outlet.step(2, NUMBERS | {"reward_mean": 0.75})
+    with urllib.request.urlopen(f"http://127.0.0.1:{outlet.port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    outlet.close()
+    for line in (
+        "headrace_step 2.0",
+        "headrace_reward_mean 0.75",
+        'headrace_tokens_total{fate="trained"} 200.0',
+        'headrace_role_seconds_total{role="trainer",state="waiting for tools"} 2.0',
+        'headrace_tool_calls_total{outcome="ok",tool="search"} 6.0',
+        'headrace_tool_calls_total{outcome="timeout",tool="search"} 4.0',
+        'headrace_failures_total{kind="tool"} 2.0',
+        'headrace_alerts_total{rule="failures"} 2.0',
+    ):
+        assert line in lines, line
+    assert not any(f'fate="{level}"' in line for line in lines for level in ("in_flight", "generated"))
+
+
+@pytest.fixture
+def collector():
+    """A server that takes OTLP over HTTP and keeps what it got."""
+    got: list[ExportTraceServiceRequest] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/traces"
+            assert self.headers["Content-Type"] == "application/x-protobuf"
+            got.append(ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *words: object) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", got
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def play(name: str) -> None:
+    timeline = Timeline(name)
+    timeline.enter(POLICY)
+    timeline.note(input_tokens=12, output_tokens=5, finish_reason="stop", version=3)
+    timeline.enter(STEP)
+    timeline.call("search", "timeout", 0.25)
+    timeline.end(outcome="finished", reward=1.0)
+
+
+def plain(value) -> object:
+    kind = value.WhichOneof("value")
+    return [plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def test_a_collector_gets_whole_episodes_by_the_names_of_the_genai_conventions(tmp_path, collector):
+    endpoint, got = collector
+    clear()
+    outlets = opened(tmp_path, tensorboard=False, otlp_endpoint=endpoint, keep_every=1)
+    play("task/0/0/0")
+    outlets.step(1, NUMBERS)
+    outlets.close()
+    spans = [
+        span for request in got for each in request.resource_spans for scope in each.scope_spans for span in scope.spans
+    ]
+    by_name = {span.name: {pair.key: plain(pair.value) for pair in span.attributes} for span in spans}
+    chat = by_name["chat smollm2"]
+    assert chat["gen_ai.operation.name"] == "chat"
+    assert (chat["gen_ai.usage.input_tokens"], chat["gen_ai.usage.output_tokens"]) == (12, 5)
+    assert chat["gen_ai.response.finish_reasons"] == ["stop"]
+    assert by_name["invoke_agent arithmetic"]["gen_ai.agent.name"] == "arithmetic"
+    tool = by_name["execute_tool search"]
+    assert (tool["gen_ai.tool.name"], tool["error.type"]) == ("search", "timeout")
+    ids = {span.span_id: span for span in spans}
+    (root,) = [span for span in spans if not span.parent_span_id]
+    assert root.name == "invoke_agent arithmetic"
+    assert all(span.parent_span_id in ids for span in spans if span is not root)
+    lines = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    assert {line["id"] for line in lines} == {span.span_id.hex() for span in spans}
+
+
+def test_an_outlet_that_fails_is_told_of_once_and_costs_the_run_nothing(tmp_path, capsys):
+    outlets = opened(tmp_path, otlp_endpoint="http://127.0.0.1:9", keep_every=1)
+    for step in (1, 2):
+        record("weight_sync", 0.0, 1.0)
+        outlets.step(step, NUMBERS)
+    outlets.close()
+    assert capsys.readouterr().err.count("traces gets nothing more") == 1
+    assert (tmp_path / "tensorboard").exists()
+
+
+def test_mlflow_gets_parameters_and_numbers_and_finds_a_run_again(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    # The package without a server has no other store that is local.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(mlflow.VARIABLE, f"file://{tmp_path}/tracking")
+    parameters = {"seed": 1, "train": {"steps": 3, "text": "x" * 900, "mesh": None}}
+    for step in (1, 2):
+        outlet = mlflow.MlFlow(str(tmp_path / "run"), experiment="headrace", parameters=parameters)
+        outlet.step(step, NUMBERS)
+        outlet.close()
+    from mlflow import MlflowClient
+
+    run = MlflowClient().get_run(outlet.run_id)
+    assert run.data.params["train.steps"] == "3"
+    assert run.data.metrics["tokens/trained"] == 100.0
+    assert [each.step for each in MlflowClient().get_metric_history(outlet.run_id, "reward_mean")] == [1, 2]
+
+
+def test_without_the_variable_mlflow_is_not_wanted(monkeypatch):
+    monkeypatch.delenv(mlflow.VARIABLE, raising=False)
+    assert not mlflow.wanted()
+
+
+def test_outlets_of_none_do_nothing():
+    Outlets([]).step(1, NUMBERS)
