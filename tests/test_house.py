@@ -23,6 +23,7 @@ BOUNDARIES = {
     "environments/sandbox/exchange.py",
     "environments/sandbox/judge.py",
     "rollout/episode.py",
+    "telemetry/outlets/outlet.py",
     "training/journal.py",
 }
 """Where code of others is called and its faults become data, and where a thread hands its own to who waits for it."""

@@ -21,7 +21,7 @@ from components.environments.sandbox.limits import DEFAULT_ISOLATION, Isolation
 from components.environments.sizes import encodable
 from components.environments.tools import Tool, ToolResult, call_function
 from components.errors import ConfigError, DataError, HeadraceError, Problem, RolloutError
-from components.telemetry.spans import count, record
+from components.telemetry.spans import count
 from components.types import CallOutcome, CallRecord, MalformedCall, Message, Role, Task, ToolCall
 
 T = TypeVar("T")
@@ -219,10 +219,8 @@ async def _recorded(tool: Tool, call: ToolCall) -> tuple[ToolResult, CallRecord]
         error.tool, error.seconds = tool.name, time.perf_counter() - started
         raise
     finally:
-        ended = time.perf_counter()
-        record("tool", started, ended, tool=tool.name, outcome=outcome.value)
         count("tool_calls", tool=tool.name, outcome=outcome.value)
-    return result, CallRecord(tool.name, outcome, ended - started)
+    return result, CallRecord(tool.name, outcome, time.perf_counter() - started)
 
 
 async def _together(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
