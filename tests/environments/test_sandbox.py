@@ -164,10 +164,13 @@ asyncio.run(play())
 @pytest.mark.parametrize(
     ("isolation", "processes"), [pytest.param("sandbox", 4, marks=LEVELS[0].marks), ("process", 3)]
 )  # type: ignore[attr-defined]
-def test_nothing_is_left_when_the_process_that_asked_is_killed(isolation: Isolation, processes: int) -> None:
+def test_nothing_is_left_when_the_process_that_asked_is_killed(
+    isolation: Isolation, processes: int, tmp_path: Path
+) -> None:
     before = set(outside.descendants())
     command = [sys.executable, "-c", DYING, isolation, str(processes)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dying:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as dying:
         assert dying.stdout is not None
         assert dying.stdout.readline() == "running\n"
         running = set(outside.descendants()) - before - {dying.pid}
@@ -177,6 +180,7 @@ def test_nothing_is_left_when_the_process_that_asked_is_killed(isolation: Isolat
     while (left := [pid for pid in running if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left == []
+    assert list(tmp_path.iterdir()) == []
 
 
 REFUSED = """

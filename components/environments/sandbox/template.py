@@ -171,7 +171,8 @@ class _Processes:
         if _ON_LINUX:
             _end_children()
         if why == "gone":
-            os._exit(0)
+            # Nobody else is left to do it.
+            os.execv("/bin/rm", ["rm", "-rf", "--", order["folder"]])
         return {"late": why == "time", "status": status, **_used(used), **_said(told)}
 
     def _lose_rights(self, order: Mapping[str, Any]) -> str:
