@@ -33,6 +33,7 @@ COMMANDS = (
     compiling.COMMAND,
     reporting.REPORT,
     reporting.REPLAY,
+    reporting.PROFILE,
     rerunning.COMMAND,
     sweeping.COMMAND,
     evaluating.COMMAND,

@@ -13,7 +13,8 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -78,19 +79,39 @@ _started_unix = time.time() - now()
 class span:  # noqa: N801 - used like a function
     """`with span("prefill", tokens=512):` records how long the block took, also when it raises."""
 
-    __slots__ = ("_attributes", "_name", "_start")
+    __slots__ = ("_annotation", "_attributes", "_name", "_start")
 
     def __init__(self, name: str, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
 
     def __enter__(self) -> None:
+        self._annotation = None
+        if _annotate is not None:
+            self._annotation = _annotate(self._name, **self._attributes)
+            self._annotation.__enter__()
         self._start = now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _local.append((self._name, self._start, now(), self._attributes))
+        if self._annotation is not None:
+            self._annotation.__exit__(kind, error, trace)
+
+
+_annotate: Callable[..., AbstractContextManager[Any]] | None = None
+
+
+@contextmanager
+def annotate_with(annotation: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]:
+    """For the length of a block, every `span` is also an `annotation(name, **attributes)` of a profiler."""
+    global _annotate
+    _annotate = annotation
+    try:
+        yield
+    finally:
+        _annotate = None
 
 
 def record(name: str, start: float, end: float, **attributes: Any) -> None:

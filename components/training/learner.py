@@ -293,7 +293,7 @@ class Learner:
         if microbatch is None:
             return
         adapter = self.state.adapter
-        with span("microbatch", fill=microbatch.fill):
+        with span("microbatch", fill=microbatch.fill, step=int(self.state.step) + 1):
             tokens = int(np.sum(np.asarray(microbatch.sampled.mask)))
             microbatch = placement_of(self._base).split(microbatch)
             reference = (

@@ -41,6 +41,7 @@ from components.training.history import (
 from components.training.journal_lines import version_runs
 from components.training.learner import Learner
 from components.training.ledger import Fate
+from components.training.profiling import Profiler
 from components.training.readings import Reading, step_numbers
 from components.training.records import RunRecords, episode_numbers, version_numbers
 from components.training.selection import SelectionMonitor
@@ -107,6 +108,7 @@ class TrainingLoop:
         rollout: RolloutConfig,
         plan: RunPlan,
         save: Save,
+        profiler: Profiler,
     ) -> None:
         self.history = history
         self.clock = RoleClock("trainer")
@@ -121,6 +123,7 @@ class TrainingLoop:
         self._rollout = rollout
         self._plan = plan
         self._save = save
+        self._profiler = profiler
         self._saved = history.version
         self._selection = SelectionMonitor()
         self._stalls = Stalls(self.clock, session.engine)
@@ -145,6 +148,7 @@ class TrainingLoop:
                 async with self._lag, self._orchestrator() as orchestrator:
                     await self._until_stopped(orchestrator)
         finally:
+            self._profiler.close()
             self.history.ledger.abandon()
             # After a stop that outlasted the grace period, nobody waits for what is still being computed.
             self._worker.shutdown(wait=not self._stop.is_set(), cancel_futures=True)
@@ -212,6 +216,7 @@ class TrainingLoop:
     async def _steps(self, orchestrator: Orchestrator) -> None:
         before = self._reading()
         while self.history.version < self._plan.steps and not self._stop.is_set():
+            self._profiler.before(self.history.version + 1)
             groups = await self._consume(orchestrator)
             if len(groups) < self._rollout.tasks_per_step:
                 return
@@ -225,6 +230,7 @@ class TrainingLoop:
             self._adapt(orchestrator, numbers)
             before = after
             step = self.history.version
+            self._profiler.after(step)
             if step % self._plan.checkpoint_every == 0 or step == self._plan.steps:
                 await self._checkpoint()
 

@@ -21,6 +21,7 @@ from components.training.history import History, Opened, Step, steps_of
 from components.training.journal import JOURNAL, read_journal
 from components.training.journal_lines import from_line
 from components.training.learner import Learner
+from components.training.profiling import Profiler, StepRange
 from components.training.resume import recompute
 from components.training.run import TrainConfig, make_learner
 from components.training.weight_sync import fingerprint
@@ -35,9 +36,15 @@ class Replay:
 
 
 def replay(
-    run_folder: str, *, adapter: Path | None = None, on_step: Callable[[Step], None] = lambda step: None
+    run_folder: str,
+    *,
+    adapter: Path | None = None,
+    profile: StepRange | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
 ) -> Replay:
     """Make every optimizer step of a run again, from the adapter that it started from; write the last to `adapter`.
+
+    With `profile` a device timeline is taken of those steps, and no later one is made.
 
     Raises CheckpointError where there is no journal or an input is gone, ProofError naming the first step whose adapter
     is not the run's, bit for bit. Bits are those of the machine's kind: compare on the hardware that the run was on.
@@ -45,8 +52,9 @@ def replay(
     opened = _opened(run_folder)
     tasks = {task.id: task for task in read_tasks(opened.inputs["tasks"], "train")}
     learner = _learner(opened)
-    history = History()
+    history, profiler = History(), Profiler(run_folder, profile)
     for step in steps_of(read_journal(run_folder, tasks), history):
+        profiler.before(step.version)
         recompute(learner, step)
         found = fingerprint(learner.state.adapter)
         if found != step.fingerprint:
@@ -54,7 +62,11 @@ def replay(
                 f"step {step.version} gives adapter {found} and gave {step.fingerprint} in the run; "
                 "the steps before it are the same"
             )
+        profiler.after(step.version)
         on_step(step)
+        if profile is not None and step.version == profile.last:
+            break
+    profiler.close()
     if adapter is not None:
         start = Path(opened.inputs["adapter"])
         save_adapter(adapter, learner.state.adapter, read_config(start), base_name=opened.inputs["base"])

@@ -52,6 +52,7 @@ from components.training.learner import Learner
 from components.training.loop import RunPlan, TrainingLoop, begin
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import PackingConfig, check_row_length
+from components.training.profiling import Profiler, StepRange
 from components.training.records import RunRecords, episode_numbers
 from components.training.resume import check_opening, resume
 from components.training.update import TrainState, init_state, make_accumulate, make_apply, make_score
@@ -102,6 +103,11 @@ class TrainConfig:
         if problems:
             raise ConfigError(problems)
 
+    def profiled_steps(self) -> StepRange | None:
+        """The steps of which a device timeline is wanted. Raises ConfigError for a range that is none."""
+        text = self.telemetry.profile_steps
+        return StepRange.parse(text, "train.telemetry.profile_steps") if text else None
+
     def sides(self) -> Placements:
         """Where trainer and engine live. Raises ConfigError where there are too few devices, or rows are uneven."""
         sides = make_placements(self.mesh, self.placement)
@@ -129,6 +135,7 @@ def train(
     settings = from_json(TrainConfig, section, where="train")
     world = from_json(EnvironmentConfig, environment, where="environment")
     check_row_length(settings.packing, world.limits.max_context)
+    settings.profiled_steps()
     sides = settings.sides()
     problems = read_tasks(tasks, "train")
     cursor = TaskCursor(problems, seed=seed)
@@ -160,7 +167,8 @@ def train(
         cursor.resume(history.position, cursor.fingerprint, done=history.done)
         with journal, records:
             begin(history, journal, opening)
-            loop = _loop(session, settings, learner, problems, cursor, history, journal, records, checkpoints)
+            profiler = Profiler(run_folder, settings.profiled_steps())
+            loop = _loop(session, settings, learner, problems, cursor, history, journal, records, checkpoints, profiler)
             try:
                 asyncio.run(run_until_interrupted(loop))
             except ProofError as error:
@@ -293,6 +301,7 @@ def _loop(
     journal: Journal,
     records: RunRecords,
     checkpoints: Checkpoints,
+    profiler: Profiler,
 ) -> TrainingLoop:
     def save(version: int, state: TrainState, facts: Mapping[str, Any]) -> None:
         # A checkpoint must not know of an event that the journal, or of a step that the records could lose.
@@ -312,6 +321,7 @@ def _loop(
         rollout=settings.rollout,
         plan=RunPlan(settings.steps, settings.checkpoint_every, settings.grace_seconds),
         save=save,
+        profiler=profiler,
     )
 
 

@@ -41,6 +41,19 @@ def replay(options: argparse.Namespace) -> int:
     return OK
 
 
+def profile(options: argparse.Namespace) -> int:
+    """Make some of a run's optimizer steps again, and take a device timeline of them."""
+    from components.training.profiling import FOLDER, StepRange  # with it comes jax
+    from components.training.replay import replay as replay_run
+
+    steps = StepRange.parse(options.steps, "--steps")
+    made = replay_run(options.run_folder, profile=steps, on_step=lambda step: say(f"step {step.version}, same"))
+    if made.steps < steps.first:
+        raise ConfigError(Problem("--steps", options.steps, f"the run has made {made.steps} steps"))
+    print(storage.join(options.run_folder, FOLDER))
+    return OK
+
+
 def add_run_folder(parser: argparse.ArgumentParser) -> None:
     """A run's folder, as `run_folder`."""
     parser.add_argument("run_folder", help="a run's folder")
@@ -59,5 +72,12 @@ def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """A run's folder, and which of its steps."""
+    add_run_folder(parser)
+    parser.add_argument("--steps", required=True, metavar="FIRST:LAST", help="optimizer steps, for example 10:12")
+
+
+PROFILE = Command("profile", profile, add_profile_arguments)
 REPORT = Command("report", report, add_report_arguments)
 REPLAY = Command("replay", replay, add_replay_arguments)

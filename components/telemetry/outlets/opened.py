@@ -21,6 +21,7 @@ class TelemetryConfig:
 
     `prometheus_port` serves /metrics while the run goes on; `otlp_endpoint` is a collector's address, such as
     http://collector:4318. Of the spans of episodes one in `keep_every` is written and sent, and all of failed ones.
+    `profile_steps` FIRST:LAST are the optimizer steps of which a device timeline is taken, into RUN/profile.
     MLflow is told where the variable MLFLOW_TRACKING_URI names a server, in the experiment `mlflow_experiment`.
     """
 
@@ -30,6 +31,7 @@ class TelemetryConfig:
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
     mlflow_experiment: str = "headrace"
+    profile_steps: Annotated[str, Field(pattern=r"^\d+:\d+$")] | None = None
     alerts: AlertConfig = AlertConfig()
 
 
