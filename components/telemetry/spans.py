@@ -1,25 +1,21 @@
-"""Named stretches of time and counters -> a trace that Chrome's tracing page and Perfetto open. Always on.
+"""Named stretches of time and counters, always on. `trace.py` makes a picture of them.
 
     with span("decode", rows=32):
         ...
     count("tokens", 128, fate="trained")
 
 Each thread writes to a ring of its own, so that no thread waits for another: a span costs about a microsecond, and
-old spans make room for new ones. A span may hold an `await`: stretches that overlap on one thread without nesting are
-exported as asynchronous ones, each on a track of its own.
+old spans make room for new ones. A span may hold an `await`, so those of one thread need not nest.
 """
 
-import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
-
-from components import storage
 
 RING_CAPACITY = 65_536
 """Spans that are kept for each thread (a full ring takes about 20 MB)."""
@@ -197,60 +193,9 @@ def clear() -> None:
             thread_record.counters.clear()
 
 
-def write_trace(uri: str) -> None:
-    """Write all spans and counters as Chrome trace events (JSON) to a local path or gs:// URI."""
-    storage.write_text(uri, json.dumps(trace(), default=str))
-
-
 def unix_time(moment: float) -> float:
     """A reading of `now` as seconds since 1970."""
     return moment + _started_unix
-
-
-def trace() -> dict[str, Any]:
-    """The Chrome trace: an `X` event for a span that nests in its thread, a `b`/`e` pair for one that does not."""
-    by_thread: dict[str, list[Span]] = {}
-    for each in spans():
-        by_thread.setdefault(each.thread, []).append(each)
-    events: list[dict[str, Any]] = []
-    for thread_number, (thread, members) in enumerate(by_thread.items(), start=1):
-        where = {"pid": 1, "tid": thread_number}
-        events.append({"ph": "M", "name": "thread_name", "args": {"name": thread}, **where})
-        events.extend(event | where for event in _events(members))
-    for identity, event in enumerate(event for event in events if event["ph"] == "b"):
-        event["id"] = identity
-    return {
-        "traceEvents": [event for pair in map(_with_end, events) for event in pair],
-        "displayTimeUnit": "ms",
-        "otherData": {"unix_time_of_zero": _started_unix, "counters": counters()},
-    }
-
-
-def _events(members: Iterable[Span]) -> Iterable[dict[str, Any]]:
-    """Events of one thread. `open_ends` are the ends of the spans around the current one, the innermost last."""
-    open_ends: list[float] = []
-    for each in sorted(members, key=lambda each: (each.start, -each.end)):
-        while open_ends and open_ends[-1] <= each.start:
-            open_ends.pop()
-        nested = not open_ends or each.end <= open_ends[-1]
-        if nested:
-            open_ends.append(each.end)
-        yield {
-            "ph": "X" if nested else "b",
-            "name": each.name,
-            "cat": "span",
-            "ts": each.start * 1e6,
-            "dur": each.seconds * 1e6,
-            "args": dict(each.attributes),
-        }
-
-
-def _with_end(event: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    if event["ph"] != "b":
-        return (event,)
-    begin = {key: value for key, value in event.items() if key != "dur"}
-    end = {key: value for key, value in begin.items() if key != "args"}
-    return begin, end | {"ph": "e", "ts": event["ts"] + event["dur"]}
 
 
 def _spans_of(thread_record: _ThreadRecord) -> list[Span]:

@@ -41,7 +41,7 @@ from components.telemetry.outlets.outlet import Outlets
 from components.telemetry.progress import say
 from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, update_summary
-from components.telemetry.spans import write_trace
+from components.telemetry.trace import write_trace
 from components.training.canaries import make_weight_sync
 from components.training.checkpoint import Checkpoints
 from components.training.critic import CriticConfig, make_critic

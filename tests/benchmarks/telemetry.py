@@ -1,6 +1,6 @@
 """What watching costs: throughput of the smoke run with everything on over everything off, and one span.
 
-"On" is every outlet that needs no server of others, all spans, all alerts, a Prometheus endpoint that is scraped, and the
+"On" is every outlet that needs no server of others, all spans, all alerts, a Prometheus endpoint, and the
 report that is made anew while the run goes on; "off" records nothing but metrics.jsonl. Runs alternate in one process,
 from one start, after one that nobody counts; the first steps, which compile, do not count either.
 

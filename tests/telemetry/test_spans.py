@@ -1,5 +1,4 @@
 import asyncio
-import json
 import threading
 
 import pytest
@@ -79,33 +78,6 @@ def test_reading_while_other_threads_write_loses_nothing():
         spans.counters()
     assert seen == sorted(seen)
     assert len(spans.spans()) == spans.counters()["turns"] == 900
-
-
-def test_the_trace_is_what_chrome_reads(tmp_path):
-    record("outer", 1.0, 2.0)
-    record("inner", 1.25, 1.5, tokens=3)
-    spans.write_trace(str(tmp_path / "trace.json"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    complete = {event["name"]: event for event in events if event["ph"] == "X"}
-    assert complete["outer"]["ts"] == pytest.approx(1e6)
-    assert complete["outer"]["dur"] == pytest.approx(1e6)
-    assert complete["inner"]["dur"] == pytest.approx(0.25e6)
-    assert complete["inner"]["args"] == {"tokens": 3}
-    assert [event["args"]["name"] for event in events if event["ph"] == "M"] == [threading.current_thread().name]
-
-
-def test_spans_that_overlap_without_nesting_become_asynchronous_pairs():
-    record("episode 1", 1.0, 3.0)
-    record("episode 2", 2.0, 4.0)
-    events = [event for event in spans.trace()["traceEvents"] if event["ph"] != "M"]
-    assert [(event["ph"], event["name"]) for event in events] == [
-        ("X", "episode 1"),
-        ("b", "episode 2"),
-        ("e", "episode 2"),
-    ]
-    begin, end = events[1:]
-    assert begin["id"] == end["id"]
-    assert end["ts"] - begin["ts"] == pytest.approx(2e6)
 
 
 def test_a_span_may_hold_an_await():
