@@ -278,12 +278,14 @@ def test_programs_are_graded_by_what_they_print_for_an_input(grader: UnitTests) 
 
 
 def test_a_sandbox_that_breaks_is_a_failure_of_the_grader_and_no_reward(grader: UnitTests) -> None:
-    async def play() -> None:
-        for queue in grader._sandbox._lanes:
-            await queue.do(queue.lane.start)
-            queue.lane.kill()
-        await grader.grade_asserts(ADD, TESTS)
+    async def play(*, running: bool) -> Grade:
+        grading = asyncio.create_task(grader.grade_asserts("while True: pass" if running else ADD, TESTS))
+        if running:
+            await asyncio.sleep(0.5)
+            for queue in grader._sandbox._lanes:
+                queue.lane.kill()
+        return await grading
 
     with pytest.raises(GraderFailedError, match="unit tests: the sandbox's process was lost"):
-        asyncio.run(play())
-    assert graded(grader, ADD).reward == 1.0
+        asyncio.run(play(running=True))
+    assert asyncio.run(play(running=False)).reward == 1.0

@@ -59,8 +59,10 @@ class Lane:
         """Start the template process if there is none. Raises SandboxFailedError with what is not allowed here."""
         if self._closed:
             raise SandboxFailedError("the sandbox is closed")
-        if self._control is not None:
+        if self._process is not None and self._process.poll() is None:
             return
+        # One that was lost while nothing ran costs no execution, only the folders that it held.
+        self._drop()
         mine, theirs = socket.socketpair()
         # The base interpreter: of the environment around it nothing is shown to the code.
         python = os.path.realpath(sys.executable)
