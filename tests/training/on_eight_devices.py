@@ -14,9 +14,10 @@ from components.engine.sampling import SamplingConfig
 from components.errors import ConfigError
 from components.model.base import random_base
 from components.model.lora import Adapter, module_names
-from components.model.placement import MeshConfig, PlacementConfig, Placements, make_placements
+from components.model.placement import HERE, MeshConfig, PlacementConfig, Placements, make_placements
 from components.telemetry.metrics import read_metrics
 from components.training.checkpoint import Checkpoints
+from components.training.critic import CriticConfig, make_critic
 from components.training.optimizer import OptimizerConfig, make_optimizer
 from components.training.packing import Microbatch, Packer, PackingConfig
 from components.training.run import train
@@ -83,6 +84,35 @@ def test_loss_and_gradients_over_four_devices_are_those_of_one(sides):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
     assert devices_of(state.adapter) == {0, 1, 2, 3}
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.adapter))
+
+
+def test_a_critic_split_over_eight_devices_expects_and_learns_what_it_does_on_one():
+    mesh = make_placements(MeshConfig(fsdp=2, tensor=4)).trainer
+    base, policy, batch = random_base(jax.random.key(0), tiny.ARCHITECTURE), tiny.tiny_adapter(1, 0.1), microbatch()
+    flat = batch.sampled.versions.shape
+    returns = np.linspace(-1, 1, flat[0], dtype=np.float32)
+    batch = batch.replace(sampled=batch.sampled.replace(values=np.zeros(flat, np.float32), returns=returns))
+    found = []
+    for place in (HERE, mesh):
+        given = {"optimizer": OptimizerConfig(learning_rate=1e-2), "steps": 10, "value_clip": 0.5, "seed": 0}
+        state, programs = make_critic(CriticConfig(), tiny.ARCHITECTURE, place.weights(policy), **given)
+        placed, split, zero = place.weights(base), place.split(batch), jax.numpy.int32(0)
+        for _ in range(2):  # the head moves first, and the adapter by what comes through it
+            gradients, statistics = programs.fit(placed, state.weights, zero_gradients(state.weights), split)
+            state, _ = programs.apply(state, gradients, 60, zero)
+        found.append((state, statistics, programs.judge(placed, state.weights, split)))
+    (one, one_statistics, one_values), (other, statistics, values) = found
+    query = other.weights.adapter.layers[0]["q_proj"]
+    assert query.b.addressable_shards[0].data.shape[1] == query.b.shape[1] // 4
+    assert other.weights.head.weight.sharding.is_fully_replicated
+    assert np.abs(one_values[1]).max() > 0.01
+    for ours, theirs in zip(
+        jax.tree.leaves((values, statistics)), jax.tree.leaves((one_values, one_statistics)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    for ours, theirs in zip(jax.tree.leaves(other.weights), jax.tree.leaves(one.weights), strict=True):
+        # A gradient of nearly 0 has a sign that rounding decides, and Adam moves by signs.
+        assert np.mean(np.abs(np.asarray(ours) - np.asarray(theirs)) > 1e-3) < 0.02
 
 
 def test_rows_are_computed_where_they_are_and_only_gradients_and_sampled_places_travel(sides):
