@@ -26,6 +26,8 @@ _SIGNALS = (
     "behavior_kl",
     "importance_weight_max",
     "gradient_norm",
+    "value_loss",
+    "explained_variance",
     "episode_seconds",
     "tool_error_rate",
 )

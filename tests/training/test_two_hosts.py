@@ -16,7 +16,6 @@ from tests.training.test_run import arguments
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MESH = {"mesh": {"fsdp": 2, "tensor": 4}}
-WITH_A_CRITIC = {"objective": {"preset": "ppo", "epochs": 1}}
 
 
 def start(coordinator: str, process: int, given: dict[str, object]) -> subprocess.Popen[str]:
@@ -45,13 +44,12 @@ def run_on_two_hosts(given: dict[str, object]) -> None:
 
 
 def test_a_run_on_two_hosts_is_the_run_of_one_and_goes_on_from_its_checkpoint(tiny_inputs, tmp_path: Path):
-    train(**arguments(tiny_inputs, tmp_path / "one", steps=2, **WITH_A_CRITIC))
-    run_on_two_hosts(arguments(tiny_inputs, tmp_path / "two", steps=1, **MESH, **WITH_A_CRITIC))
-    run_on_two_hosts(arguments(tiny_inputs, tmp_path / "two", steps=2, **MESH, **WITH_A_CRITIC))
+    train(**arguments(tiny_inputs, tmp_path / "one", steps=2))
+    run_on_two_hosts(arguments(tiny_inputs, tmp_path / "two", steps=1, **MESH))
+    run_on_two_hosts(arguments(tiny_inputs, tmp_path / "two", steps=2, **MESH))
     lines = [read_metrics(str(tmp_path / name / "run" / "metrics.jsonl")) for name in ("one", "two")]
     for one, two in zip(*lines, strict=True):
         assert two["reward_mean"] == one["reward_mean"]
         assert two["tokens"] == one["tokens"]
-        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
-        assert two["value_loss"] == pytest.approx(one["value_loss"], rel=1e-3)
+        assert two["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
     assert (tmp_path / "two" / "trained" / WEIGHTS_FILE).stat().st_size > 0
