@@ -110,8 +110,8 @@ def test_the_environment_is_as_short_as_promised() -> None:
 
 
 def test_every_command_and_recipe_that_is_named_exists() -> None:
-    named = set(re.findall(r"^\| `(\w+)` \|", README, flags=re.MULTILINE))
-    assert named <= set(shipped_recipes())
+    table = README.split("The shipped recipes lie")[1].split("\n\n")[1]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)) == set(shipped_recipes())
     commands = set(re.findall(r"bin/headrace (\w+)", README))
     assert commands >= {"run", "doctor", "compile", "report"}
     for command in commands:
