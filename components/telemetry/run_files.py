@@ -82,6 +82,13 @@ STEP_KEYS = {
     "tool_seconds": "mean time that an episode waited for tools, in seconds",
     "tool_error_rate": "share of tool calls that failed",
     "tokens": "{generated, trained, ...}: tokens of this step by fate; in_flight is a level, all others are amounts",
+    "rollout_tokens_per_second": "generated tokens over the seconds of this step",
+    "prefix_reuse_share": "share of prompt tokens whose keys and values were in the engine's cache already",
+    "rows_used_share": "share of the rows of decode dispatches that were in use",
+    "model_flops_per_second": "operations of the trainer that a step cannot do without, over the seconds of this step",
+    "mfu": "the same as a share of what the devices could do; absent where that is not known",
+    "groups": "groups that were trained on or filtered in this step",
+    "alerts": "list of the alert rules that this step broke for the first time",
     "trainer_seconds": "{state: seconds} of this step; states as in telemetry.clock",
     "engine_seconds": "the same for the engine",
 }

@@ -23,7 +23,7 @@ from components.model.base import Base
 from components.model.lora import Adapter
 from components.model.placement import placement_of
 from components.model.value_head import Critic
-from components.telemetry.spans import span
+from components.telemetry.spans import count, span
 from components.training.credit import Earned, batch_samples, critic_samples, earned, group_samples
 from components.training.critic import CriticPrograms
 from components.training.ledger import Fate
@@ -295,6 +295,8 @@ class Learner:
         adapter = self.state.adapter
         with span("microbatch", fill=microbatch.fill, step=int(self.state.step) + 1):
             tokens = int(np.sum(np.asarray(microbatch.sampled.mask)))
+            count("trainer_tokens", round(microbatch.fill * microbatch.tokens.size))
+            count("trainer_sampled", tokens)
             microbatch = placement_of(self._base).split(microbatch)
             reference = (
                 self._score(self._base, self._reference, microbatch) if self._objective.needs_reference else None

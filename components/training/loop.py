@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 from components import storage
 from components.errors import RunStoppedError
 from components.model.compile_time import charge_compilation
+from components.model.roofline import peak_operations, step_operations
 from components.rollout.collector import rare_collections
 from components.rollout.concurrency import AutoConcurrency
 from components.rollout.cursor import TaskCursor
@@ -24,6 +25,7 @@ from components.rollout.session import Session
 from components.telemetry.clock import BUSY, RoleClock, idle_share, is_waiting
 from components.telemetry.loop_lag import LoopLag
 from components.telemetry.progress import say
+from components.telemetry.spans import counters
 from components.training.history import (
     Closed,
     Consumed,
@@ -348,7 +350,14 @@ class TrainingLoop:
 
     def _reading(self) -> Reading:
         engine = self._session.engine.statistics()
-        return Reading(time.perf_counter(), self.clock.totals(), engine, self.history.ledger.tokens())
+        counted = counters()
+        operations = step_operations(
+            self._session.model.architecture,
+            int(counted.get("trainer_tokens", 0)),
+            int(counted.get("trainer_sampled", 0)),
+        )
+        tokens = self.history.ledger.tokens()
+        return Reading(time.perf_counter(), self.clock.totals(), engine, tokens, operations)
 
     def _numbers(self, groups: list[Group], proof: SyncProof, before: Reading, after: Reading) -> dict[str, Any]:
         return {
@@ -356,7 +365,7 @@ class TrainingLoop:
             **version_numbers(groups, self.history.version - 1),
             **self._selection.numbers(),
             "groups": len(groups),
-            **step_numbers(before, after, slots=self._session.engine.config.slots),
+            **step_numbers(before, after, slots=self._session.engine.config.slots, peak=peak_operations()),
             "canary_difference": proof.canary_difference,
             "delta_norm": proof.delta_norm,
             "sync_seconds": proof.seconds,

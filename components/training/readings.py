@@ -10,16 +10,21 @@ from components.telemetry.memory import resident_bytes
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All that counts up, at `moment` (seconds): seconds by state of both roles, and tokens by fate."""
+    """What counts up, at `moment` (seconds): seconds by state of both roles, tokens by fate, the trainer's operations."""
 
     moment: float
     trainer: dict[str, float]
     engine: EngineStatistics
     tokens: dict[str, int]
+    operations: float = 0.0
 
 
-def step_numbers(before: Reading, after: Reading, *, slots: int) -> dict[str, Any]:
-    """What lies between two readings. The seconds of each role are the wall time, split by state."""
+def step_numbers(before: Reading, after: Reading, *, slots: int, peak: float | None = None) -> dict[str, Any]:
+    """What lies between two readings. The seconds of each role are the wall time, split by state.
+
+    `model_flops_per_second` counts what a step cannot do without (see `model.roofline`); `mfu` is its share of the
+    devices' `peak`, and absent where that is not known.
+    """
     seconds = after.moment - before.moment
     prefilled = after.engine.prefilled_tokens - before.engine.prefilled_tokens
     recomputed = after.engine.recomputed_tokens - before.engine.recomputed_tokens
@@ -27,6 +32,7 @@ def step_numbers(before: Reading, after: Reading, *, slots: int) -> dict[str, An
     generated = after.engine.generated_tokens - before.engine.generated_tokens
     dispatches = after.engine.decode_dispatches - before.engine.decode_dispatches
     decoded = after.engine.decoded_rows - before.engine.decoded_rows
+    speed = (after.operations - before.operations) / seconds if seconds else 0.0
     return {
         # What is in flight is a level; the others are what this step added.
         "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
@@ -38,6 +44,8 @@ def step_numbers(before: Reading, after: Reading, *, slots: int) -> dict[str, An
         "recomputed_share": recomputed / max(prefilled, 1),
         "queued_share": after.engine.waiting_requests / slots,
         "rows_used_share": decoded / max(dispatches * after.engine.rows, 1),
+        "model_flops_per_second": speed,
+        **({"mfu": speed / peak} if peak else {}),
         "engine_compilations": after.engine.compilations - before.engine.compilations,
         "seconds": seconds,
         "resident_bytes": resident_bytes(),

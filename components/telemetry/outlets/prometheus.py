@@ -17,9 +17,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from components.telemetry.run_files import STEP_KEYS
 
-GAUGES = {
-    key: text for key, text in STEP_KEYS.items() if not text.startswith("{") and key not in ("step", "tokens", "tools")
-}
+GAUGES = {key: text for key, text in STEP_KEYS.items() if not text.startswith("{") and not text.startswith("list")}
 """Plain numbers of a step that are told as they are."""
 
 
