@@ -10,7 +10,7 @@ from components.telemetry.memory import resident_bytes
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What counts up, at `moment` (seconds): seconds by state of both roles, tokens by fate, the trainer's operations."""
+    """What counts up, at `moment` (seconds): seconds by state of both roles, tokens by fate, operations made."""
 
     moment: float
     trainer: dict[str, float]
