@@ -12,6 +12,7 @@ An unknown key, a wrong type or a value out of range is a `ConfigError` that lis
 import dataclasses
 import difflib
 import json
+import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar, dataclass_transform
 
@@ -76,4 +77,6 @@ def _suggestion(kind: Any, path: list[str]) -> str:
 
 
 def _fields(kind: Any) -> dict[str, Any]:
+    # A section that may be left out is a union with None.
+    kind = next((each for each in typing.get_args(kind) if dataclasses.is_dataclass(each)), kind)
     return {field.name: field.type for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}

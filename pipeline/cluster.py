@@ -84,17 +84,18 @@ def make_order(
     overrides: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] | None = None,
-    pipeline: str = "post_training",
+    pipeline: str | None = None,
     unchecked: bool = False,
 ) -> Order:
     """Check a recipe and the parameters against what the pipeline declares. Sends nothing.
 
     `overrides` replace values of the recipe; `usual` are parameters for a pipeline that has them, unless they or the
-    recipe's key of that name are given. `pipeline` is a shipped one or the path of a compiled file. `unchecked` leaves
-    out what depends on this machine (its packages, files and memory); the first step checks it on the cluster.
+    recipe's key of that name are given. `pipeline` is a shipped one or the path of a compiled file, by default the
+    one with the recipe's steps. `unchecked` leaves out what depends on this machine (its packages, files and memory);
+    the first step checks it on the cluster.
     Raises ConfigError with every problem.
     """
-    compiled = read_compiled(shipped_pipeline(pipeline), image=connection.image)
+    compiled = read_compiled(shipped_pipeline(pipeline or _usual_pipeline(recipe, overrides)), image=connection.image)
     given = dict(parameters or {})
     said = {*given, *(overrides or {})}
     given |= {key: value for key, value in (usual or {}).items() if key in compiled.parameters and key not in said}
@@ -115,6 +116,14 @@ def make_order(
         raise ConfigError([renamed(problem, filled) for problem in problems])
     _warn(loaded, connection)
     return Order(loaded.name, compiled, values, text)
+
+
+def _usual_pipeline(recipe: str, overrides: Mapping[str, Any] | None) -> str:
+    """The pipeline with the recipe's steps. What is wrong with the recipe is told later, with its parameters."""
+    try:
+        return load_recipe(recipe, overrides).pipeline
+    except ConfigError:
+        return "post_training"
 
 
 def submit(client: Client, connection: Connection, order: Order, *, name: str | None = None) -> Submission:

@@ -16,8 +16,15 @@ from pipeline.evaluation import evaluation
 from pipeline.manifest import LOCAL_IMAGE
 from pipeline.post_training import post_training
 from pipeline.sweep import sweep
+from pipeline.tuning import tuned_post_training, tuning
 
-PIPELINES = {"post_training": post_training, "sweep": sweep, "evaluation": evaluation}
+PIPELINES = {
+    "post_training": post_training,
+    "tuned_post_training": tuned_post_training,
+    "tuning": tuning,
+    "sweep": sweep,
+    "evaluation": evaluation,
+}
 """By the name of the file that each is committed in, beside this module."""
 
 _CONDITION = re.compile(r"inputs\.parameter_values\['([^']+)'\]")

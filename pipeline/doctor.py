@@ -34,6 +34,7 @@ from components.training.critic import CriticConfig, critic_shapes
 from components.training.initialise import starting_shapes, tiny_architecture
 from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
 from pipeline.recipe import Recipe, section_texts
+from pipeline.tune_problems import tune_problems
 
 GIB = 2**30
 DRY_SECONDS = 10.0
@@ -50,6 +51,7 @@ def examine(recipe: Recipe) -> list[Problem]:
     problems += _device_problems(recipe)
     architecture, found = _architecture(recipe)
     problems += found
+    problems += tune_problems(recipe, architecture)
     if architecture is not None:
         problems += _model_problems(recipe, architecture)
     try:
@@ -66,7 +68,7 @@ def diagnose(recipe: Recipe) -> dict[str, Any]:
     return {
         "valid": not problems,
         "problems": [problem_record(problem) for problem in problems],
-        "objective": Objective.from_config(recipe.train.objective).describe(),
+        "objective": recipe.objectives(),
         "memory_plan": memory_plan(recipe, architecture) if architecture else {},
         "isolation": isolation_in_force(recipe),
     }
@@ -99,21 +101,24 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
     `process_bytes_estimate` is what the processes of the run hold beside arrays: libraries, and compiled programs. It
     is on the host, and is left out where several devices train.
     """
-    train = recipe.train
     start = recipe.init_model
-    mesh = train.mesh or MeshConfig()
+    learning = recipe.train or recipe.tune
+    assert learning is not None, "Recipe checks it"
+    mesh = learning.mesh or MeshConfig()
     base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise, mesh=mesh.shape)
     try:
         adapter = bytes_of(starting_shapes(start, architecture), mesh.shape)
     except (ConfigError, WeightsError):
         adapter = 0
-    engine, packing = train.engine, train.packing
+    packing = learning.packing
+    # Without training there is an engine all the same: the evaluation's, in a process of its own.
+    engine = recipe.train.engine if recipe.train else recipe.evaluate.engine
     cache = cache_bytes(
         architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype, mesh=mesh.shape
     )
     tokens = packing.rows * packing.row_length // (mesh.data * mesh.fsdp)
     step = activation_bytes(
-        architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor, remat=train.remat
+        architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor, remat=learning.remat
     )
     critic = _critic_bytes(recipe, architecture, mesh)
     plan = {
@@ -134,7 +139,7 @@ def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
 def _critic_bytes(recipe: Recipe, architecture: Architecture, mesh: MeshConfig) -> int:
     """What a critic's adapter and head take on a device; 0 where the objective needs none, or it cannot be made."""
     train = recipe.train
-    if not Objective.from_config(train.objective).needs_critic:
+    if train is None or not Objective.from_config(train.objective).needs_critic:
         return 0
     try:
         policy = starting_shapes(recipe.init_model, architecture)
@@ -204,17 +209,20 @@ def _length_problems(recipe: Recipe) -> Iterator[Problem]:
     if limits.max_new_tokens >= limits.max_context:
         message = f"leaves no room for a prompt in max_context ({limits.max_context})"
         yield Problem("environment.limits.max_new_tokens", limits.max_new_tokens, message)
-    for place, capacity in (("train", train.engine.capacity), ("evaluate", recipe.evaluate.engine.capacity)):
+    engines = {"evaluate": recipe.evaluate.engine} | ({"train": train.engine} if train else {})
+    for place, capacity in ((place, engine.capacity) for place, engine in engines.items()):
         if capacity < limits.max_context:
             message = f"is less than environment.limits.max_context ({limits.max_context}), which an episode may fill"
             yield Problem(f"{place}.engine.capacity", capacity, message)
-    if train.packing.row_length < limits.max_context:
+    if train is not None and train.packing.row_length < limits.max_context:
         message = f"is less than environment.limits.max_context ({limits.max_context}); a trajectory must fit a row"
         yield Problem("train.packing.row_length", train.packing.row_length, message)
 
 
 def _device_problems(recipe: Recipe) -> list[Problem]:
     """A mesh has the devices of the platform: of several hosts all, as each has a part in every program."""
+    if recipe.train is None:
+        return []
     mesh, sides = recipe.train.mesh, recipe.train.placement
     if sides is not None:
         return device_problems(recipe.platform, sides.trainer.devices + sides.engine.devices, "train.placement")
@@ -223,6 +231,8 @@ def _device_problems(recipe: Recipe) -> list[Problem]:
 
 def _schedule_problems(recipe: Recipe) -> Iterator[Problem]:
     train = recipe.train
+    if train is None:
+        return
     if train.optimizer.warmup_steps and train.optimizer.warmup_steps >= train.steps:
         message = f"must be less than train.steps ({train.steps}), or the learning rate is never reached"
         yield Problem("train.optimizer.warmup_steps", train.optimizer.warmup_steps, message)
@@ -262,9 +272,10 @@ def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Prob
         yield from (Problem(f"init_model.lora.{each.where}", each.value, each.message) for each in error.problems)
     except WeightsError as error:
         yield Problem("init_model.adapter", recipe.init_model.adapter, str(error))
-    if recipe.train.critic is not None and recipe.train.critic.lora is not None:
+    critic = recipe.train.critic if recipe.train else None
+    if critic is not None and critic.lora is not None:
         try:
-            target_counts(architecture, recipe.train.critic.lora)
+            target_counts(architecture, critic.lora)
         except ConfigError as error:
             yield from (Problem(f"train.critic.lora.{each.where}", each.value, each.message) for each in error.problems)
     limit = recipe.environment.limits.max_context

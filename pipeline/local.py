@@ -87,13 +87,17 @@ def run_locally(
     """Run every step of the post-training pipeline and gather the figures; progress goes to standard error.
 
     `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from
-    its newest checkpoint; `pipeline` is a compiled pipeline (default: this version's own). The current folder is on the
-    import path of every step. Raises StepFailedError with the failed step's own message.
+    its newest checkpoint; `pipeline` is a compiled pipeline (default: the shipped one with the recipe's
+    steps). The current folder is on the import path of every step. Raises StepFailedError with the failed step's own
+    message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": seed}
     given = dict(overrides or {}) | ({"seed": seed} if seed >= 0 else {})
-    old = old_run_folder(resume, dump(load_recipe(recipe, given))) if resume else None
-    folder, summary = run_pipeline(pipeline or pipeline_yaml(), arguments, name=name, runs=runs, folder=old)
+    loaded = load_recipe(recipe, given)
+    old = old_run_folder(resume, dump(loaded)) if resume else None
+    folder, summary = run_pipeline(
+        pipeline or pipeline_yaml(loaded.pipeline), arguments, name=name, runs=runs, folder=old
+    )
     made = {f"{name}_dir": str(folder / name) if _link_output(folder, name) else None for name in OUTPUTS}
     summary = update_summary(str(folder), {**summary, "report_html": str(folder / REPORT), **made})
     write_report(str(folder))

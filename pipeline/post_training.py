@@ -2,10 +2,7 @@
 
 from kfp import dsl
 
-from components.steps.export import export
-from components.steps.gate import gate
-from components.steps.promote import promote
-from pipeline.wiring import evaluated, exit_task, prepared, resolved, trained, uncached
+from pipeline.wiring import delivered, exit_task, prepared, resolved, trained
 
 
 @dsl.pipeline(name="post-training")
@@ -45,6 +42,7 @@ def post_training(
     with dsl.ExitHandler(exit_task(run_root), name="run"):
         first = resolved(
             recipe=recipe,
+            stages="train",
             model=model,
             data=data,
             objective=objective,
@@ -59,19 +57,5 @@ def post_training(
         )
         with dsl.If(first.outputs["proceed"] == "yes", name="there is data"):
             tasks, start = prepared(first)
-            better = trained(first, tasks, start).outputs["trained"]
-            score = evaluated(first, tasks, start, better, start=start.outputs["adapter"])
-            where = {"run_folder": first.outputs["run_folder"]}
-            verdict = gate(section=first.outputs["gate"], promotion=first.outputs["promote"], **where)
-            uncached(verdict).after(score)
-            with dsl.If(verdict.outputs["decision"] != "stop", name="export"):
-                exported = export(
-                    section=first.outputs["export"],
-                    tasks=tasks.outputs["tasks"],
-                    base=start.outputs["base"],
-                    trained=better,
-                    **where,
-                )
-                uncached(exported)
-                with dsl.If(verdict.outputs["decision"] == "promote", name="promote"):
-                    uncached(promote(section=first.outputs["promote"], adapter=exported.outputs["adapter"], **where))
+            better = trained(first, tasks, start, start.outputs["adapter"])
+            delivered(first, tasks, start, better.outputs["trained"])

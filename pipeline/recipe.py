@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from components import storage
+from components.algorithms.objective import Objective
 from components.config import config, dump, load
 from components.errors import ConfigError, Problem
 from components.evaluation.gate import GateConfig
@@ -28,6 +29,8 @@ from components.rollout.player import EnvironmentConfig
 from components.rollout.prepare import PrepareConfig
 from components.training.initialise import InitConfig
 from components.training.run import TrainConfig
+from components.training.tuning.methods import describe
+from components.training.tuning.settings import TuneConfig
 from pipeline.document import Document, read_document, read_value
 
 MAX_PARAMETER = 10_000
@@ -36,7 +39,10 @@ MAX_PARAMETER = 10_000
 
 @config
 class Recipe:
-    """All that a run is made of. `environment` is shared by preparation, training and evaluation.
+    """All that a run is made of. `environment` is shared by preparation, tuning, training and evaluation.
+
+    `tune` makes the adapter better from examples, `train` from what it tries itself; with both, `train` goes on from
+    what `tune` made. One of them there must be.
 
     `parent` is the adapter to start from: a PEFT directory, local or gs://, or `latest-promoted` for the one that is
     promoted when the run starts (a fresh one where none is yet). `init_model.lora` then describes the fresh one only.
@@ -45,7 +51,8 @@ class Recipe:
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     environment: EnvironmentConfig
     init_model: InitConfig
-    train: TrainConfig
+    train: TrainConfig | None = None
+    tune: TuneConfig | None = None
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     parent: str | None = None
     prepare_data: PrepareConfig = PrepareConfig()
@@ -61,13 +68,44 @@ class Recipe:
                 f"so does init_model.adapter ({self.init_model.adapter}) name what to start from; give one of both"
             )
             raise ConfigError(Problem("parent", self.parent, message))
+        if self.train is None and self.tune is None:
+            raise ConfigError(Problem("train", None, "give train, tune, or both: nothing would be learnt"))
         measured = self.evaluate.measure_names()
         if self.gate.measure not in measured:
             message = f"is nothing that the evaluation measures: {', '.join(measured)}"
             raise ConfigError(Problem("gate.measure", self.gate.measure, message))
 
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """What is learnt, in order: tune, train, or both."""
+        return tuple(name for name, given in (("tune", self.tune), ("train", self.train)) if given is not None)
 
-SECTIONS = ("environment", "prepare_data", "init_model", "train", "evaluate", "gate", "export", "promote", "platform")
+    @property
+    def pipeline(self) -> str:
+        """The name of the shipped pipeline that has these stages and no others."""
+        return PIPELINE_OF[self.stages]
+
+    def objectives(self) -> str:
+        """What is minimised, stage by stage, as formulas for people."""
+        texts = [f"tune ({self.tune.method}): {describe(self.tune)}"] if self.tune else []
+        return "\n".join(texts + ([Objective.from_config(self.train.objective).describe()] if self.train else []))
+
+
+PIPELINE_OF = {("train",): "post_training", ("tune", "train"): "tuned_post_training", ("tune",): "tuning"}
+"""Each has a step for every stage of a recipe, and none that would do nothing."""
+
+SECTIONS = (
+    "environment",
+    "prepare_data",
+    "init_model",
+    "tune",
+    "train",
+    "evaluate",
+    "gate",
+    "export",
+    "promote",
+    "platform",
+)
 
 
 def shipped_recipes() -> list[str]:
@@ -135,12 +173,15 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 
 def section_texts(recipe: Recipe) -> dict[str, str]:
-    """Each section as the JSON text that travels to its step. Raises ConfigError for one that KFP would refuse."""
-    sections = dump(recipe)
+    """Each section as the JSON text that travels to its step, an empty one where the recipe has no such section.
+
+    Raises ConfigError for one that KFP would refuse.
+    """
+    sections = {name: section for name, section in dump(recipe).items() if name in SECTIONS}
     prepare = sections["prepare_data"]
     if prepare["max_prompt_tokens"] is not None and prepare["tokenizer"] is None:
         prepare["tokenizer"] = recipe.init_model.source
-    texts = {name: json.dumps(section) for name, section in sections.items() if name in SECTIONS}
+    texts = {name: "" if section is None else json.dumps(section) for name, section in sections.items()}
     check_parameter_sizes(texts)
     return texts
 

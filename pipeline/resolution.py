@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from components import storage
-from components.algorithms.objective import Objective
 from components.config import dump
 from components.errors import ConfigError, Problem
 from components.launcher.platform import TPU_RESOURCE, step_settings
@@ -41,6 +40,7 @@ class Resolved(NamedTuple):
     environment: str
     prepare_data: str
     init_model: str
+    tune: str
     train: str
     evaluate: str
     gate: str
@@ -61,6 +61,7 @@ def resolve(
     overrides: str,
     parameters: Mapping[str, Value],
     parent_is_needed: bool,
+    stages: str = "",
     trial: Mapping[str, Any],
     run_root: str,
     run_id: str,
@@ -70,11 +71,13 @@ def resolve(
 ) -> Resolved:
     """Load and examine the recipe, look up what it leaves open, write the manifest, give the sections.
 
+    `stages` are those that the pipeline has, joined by commas; where it is empty the recipe's own do not matter.
     Raises ConfigError with every problem at once, before anything is written.
     """
     check_parameter_sizes({"recipe": recipe, "overrides": overrides, "run_root": run_root})
     settings = merged(parameters, parse_overrides(overrides), trial)
     loaded = _loaded(recipe, settings, parameters)
+    _check_stages(loaded, stages)
     run_folder = starts.folder_of(run_root, run_id, manifest_uri, trial_name(trial))
     start = manifests.start_of(run_folder) or _found(loaded, run_folder)
     if parent_is_needed and start.parent is None:
@@ -155,6 +158,13 @@ def _loaded(recipe: str, settings: Mapping[str, Any], parameters: Mapping[str, V
     return loaded
 
 
+def _check_stages(recipe: Recipe, stages: str) -> None:
+    """Raises ConfigError where the pipeline would leave out what the recipe asks for, or do what it does not."""
+    if stages and stages != ",".join(recipe.stages):
+        message = f"asks for {' and '.join(recipe.stages)}, and this pipeline is for {stages.replace(',', ' and ')}"
+        raise ConfigError(Problem("recipe", recipe.name, f"{message}; the pipeline for it is {recipe.pipeline}"))
+
+
 def _pod(recipe: Recipe) -> dict[str, Any]:
     """What the pod of the train step asks for; "0" asks for nothing."""
     settings = step_settings(recipe.platform)
@@ -179,7 +189,8 @@ def _description(recipe: Recipe, start: Start) -> dict[str, Any]:
         "recipe": recipe.name,
         "model": recipe.init_model.source if tiny is None else f"made in the run: {tiny.n_layers} x {tiny.d_model}",
         "environment": recipe.environment.use,
-        "objective": Objective.from_config(recipe.train.objective).describe(),
+        "objective": recipe.objectives(),
+        "stages": recipe.stages,
         "versions": packages(),
         "facts": facts,
         "start": {

@@ -26,6 +26,7 @@ def resolve_recipe(
     parent: str = "",
     tasks: int = -1,
     parent_is_needed: bool = False,
+    stages: str = "",
     trial: dict = {},  # noqa: B006 (the form of a default that kfp reads)
 ) -> NamedTuple(  # type: ignore[valid-type]  # the one form of several outputs that kfp reads
     "Resolved",
@@ -38,6 +39,7 @@ def resolve_recipe(
         ("environment", str),
         ("prepare_data", str),
         ("init_model", str),
+        ("tune", str),
         ("train", str),
         ("evaluate", str),
         ("gate", str),
@@ -71,6 +73,7 @@ def resolve_recipe(
             "tasks": tasks,
         },
         parent_is_needed=parent_is_needed,
+        stages=stages,
         trial=trial,
         run_root=run_root,
         run_id=run_id,

@@ -49,6 +49,7 @@ def sweep(
             first = resolved(
                 recipe=recipe,
                 trial=trial,
+                stages="train",
                 model=model,
                 data=data,
                 objective=objective,
@@ -62,7 +63,7 @@ def sweep(
                 run_root=run_root,
             )
             tasks, start = prepared(first)
-            better = trained(first, tasks, start).outputs["trained"]
+            better = trained(first, tasks, start, start.outputs["adapter"]).outputs["trained"]
             score = evaluated(first, tasks, start, better, start=start.outputs["adapter"])
         compared = compare_trials(
             run_folders=dsl.Collected(first.outputs["run_folder"]), scores=dsl.Collected(score.outputs["metrics"])

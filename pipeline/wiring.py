@@ -10,10 +10,14 @@ from kfp import dsl, kubernetes
 from kfp.dsl import PipelineTask
 
 from components.steps.evaluate import evaluate
+from components.steps.export import export
+from components.steps.gate import gate
 from components.steps.image import RUNTIME_IMAGE
 from components.steps.init_model import init_model
 from components.steps.prepare_data import prepare_data
+from components.steps.promote import promote
 from components.steps.train import train
+from components.steps.tune import tune
 from pipeline.finish import finish_run
 from pipeline.resolve import resolve_recipe
 
@@ -44,17 +48,34 @@ def prepared(first: PipelineTask) -> tuple[PipelineTask, PipelineTask]:
     return tasks, uncached(model)
 
 
-def trained(first: PipelineTask, tasks: PipelineTask, model: PipelineTask) -> PipelineTask:
-    """The long step, on the machine that the recipe asks for, tried again for two weeks."""
+def tuned(first: PipelineTask, tasks: PipelineTask, model: PipelineTask) -> PipelineTask:
+    """Tuning on examples, on the machine that trains."""
+    task = tune(
+        section=first.outputs["tune"],
+        tasks=tasks.outputs["tasks"],
+        base=model.outputs["base"],
+        adapter=model.outputs["adapter"],
+        **_shared(first),
+    )
+    return _on_its_machine(first, task)
+
+
+def trained(first: PipelineTask, tasks: PipelineTask, model: PipelineTask, adapter: Any) -> PipelineTask:
+    """The long step, from `adapter` on."""
     task = train(
         section=first.outputs["train"],
         platform=first.outputs["platform"],
         job_owner=first.outputs["job_owner"],
         tasks=tasks.outputs["tasks"],
         base=model.outputs["base"],
-        adapter=model.outputs["adapter"],
+        adapter=adapter,
         **_shared(first),
     )
+    return _on_its_machine(first, task)
+
+
+def _on_its_machine(first: PipelineTask, task: PipelineTask) -> PipelineTask:
+    """A step that learns: on the machine that the recipe asks for, tried again for two weeks."""
     task.set_retry(num_retries=RETRIES, backoff_duration="60s", backoff_factor=2, backoff_max_duration=RETRY_WINDOW)
     task.set_cpu_request(first.outputs["cpu"]).set_memory_request(first.outputs["memory"])
     task.set_accelerator_type(first.outputs["accelerator"]).set_accelerator_limit(first.outputs["accelerator_count"])
@@ -79,6 +100,25 @@ def evaluated(
         **_shared(first),
     )
     return uncached(task)
+
+
+def delivered(first: PipelineTask, tasks: PipelineTask, model: PipelineTask, better: Any) -> None:
+    """`better` against what the run started from; then what the gate says: promoted, exported, or neither."""
+    score = evaluated(first, tasks, model, better, start=model.outputs["adapter"])
+    where = {"run_folder": first.outputs["run_folder"]}
+    verdict = gate(section=first.outputs["gate"], promotion=first.outputs["promote"], **where)
+    uncached(verdict).after(score)
+    with dsl.If(verdict.outputs["decision"] != "stop", name="export"):
+        exported = export(
+            section=first.outputs["export"],
+            tasks=tasks.outputs["tasks"],
+            base=model.outputs["base"],
+            trained=better,
+            **where,
+        )
+        uncached(exported)
+        with dsl.If(verdict.outputs["decision"] == "promote", name="promote"):
+            uncached(promote(section=first.outputs["promote"], adapter=exported.outputs["adapter"], **where))
 
 
 def _shared(first: PipelineTask) -> dict[str, Any]:

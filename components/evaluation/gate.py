@@ -81,6 +81,20 @@ def _no_improvement(run: RunRecord, settings: GateConfig) -> Iterator[str]:
 
 def _unsafe(run: RunRecord) -> Iterator[str]:
     """Every reason not to trust the run's numbers. What was never written down counts as wrong."""
+    stages = run.summary.get("stages", ["train"])
+    if "train" in stages:
+        yield from _unsafe_training(run)
+    if "tune" in stages and not run.summary.get("tuning", {}).get("steps"):
+        yield "the run has no account of its tuning"
+    for lines in (run.tuning, run.metrics):
+        if found := next((line for line in lines if line.get("not_finite")), None):
+            yield f"{', '.join(found['not_finite'])} was not finite at step {found['step']}"
+    if not run.summary.get("adapter_is_finite"):
+        yield "the trained adapter holds a number that is not finite, or was not looked at"
+
+
+def _unsafe_training(run: RunRecord) -> Iterator[str]:
+    """Tokens and versions of what was played and learnt from."""
     if not run.tokens.get("generated"):
         yield "the run has no account of its tokens"
     elif missing := tokens_unaccounted(run.tokens):
@@ -90,12 +104,6 @@ def _unsafe(run: RunRecord) -> Iterator[str]:
         yield "no version of the weights was proven between trainer and engine"
     elif not math.isfinite(sync["worst_canary_difference"]):
         yield f"a canary differs by {sync['worst_canary_difference']} between trainer and engine"
-    for line in run.metrics:
-        if keys := line.get("not_finite"):
-            yield f"{', '.join(keys)} was not finite at step {line['step']}"
-            break
-    if not run.summary.get("adapter_is_finite"):
-        yield "the trained adapter holds a number that is not finite, or was not looked at"
 
 
 def _paired(run: RunRecord, measure: str) -> Mapping[str, Any] | None:

@@ -22,11 +22,11 @@ from components.model.sharding import ROWS, constrain, shares
 from components.model.vocabulary import BLOCK_ROWS, Blocks
 
 CHUNK = 1024
-_LEAST = -1e30
+LEAST = -1e30
 """Below every logit, and finite: an infinity times 0 would not be 0."""
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """How logits are made of products with the head, and of how many of its rows at once."""
 
     soft_cap: float | None
@@ -34,6 +34,7 @@ class _Reading(NamedTuple):
     block_rows: int
 
     def logits(self, products: Float[Array, "tokens places"]) -> Float[Array, "tokens places"]:
+        """Of the head's products with hidden states."""
         return soft_cap(products, self.soft_cap) / self.temperature
 
 
@@ -44,6 +45,14 @@ class _Sums(NamedTuple):
     mass: Float[Array, " tokens"]
     moment: Float[Array, " tokens"]
     chosen: Float[Array, " tokens"]
+
+
+class TokenScores(NamedTuple):
+    """What the head says of each token, in nats: the log-prob of its target, the entropy, the highest log-prob."""
+
+    logprobs: Float[Array, " tokens"]
+    entropies: Float[Array, " tokens"]
+    highest: Float[Array, " tokens"]
 
 
 def token_logprobs(
@@ -61,27 +70,59 @@ def token_logprobs(
     `chunk` tokens and `block_rows` rows of the head are multiplied at a time, on each device of a mesh. Both results
     have gradients to `hidden` and, where it is an array, to the head. The temperature must be above 0.
     """
+    scores = token_scores(
+        architecture, base, hidden, targets, temperature=temperature, chunk=chunk, block_rows=block_rows
+    )
+    return scores.logprobs, scores.entropies
+
+
+def token_scores(
+    architecture: Architecture,
+    base: Base,
+    hidden: Float[Array, "tokens d_model"],
+    targets: Int[Array, " tokens"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    block_rows: int = BLOCK_ROWS,
+) -> TokenScores:
+    """`token_logprobs`, and the log-prob of the likeliest token, through which no gradient goes."""
+    folded = fold(hidden, chunk)
+    chunks, size, _ = folded.shape
+    folded_targets = jnp.pad(targets, (0, chunks * size - len(targets))).reshape(chunks, size)
+    reading = Reading(architecture.final_softcap, temperature, block_rows)
+    found = _score(reading, folded, head_of(base), folded_targets)
+    logprobs, entropies, highest = (each.reshape(-1)[: len(targets)] for each in found)
+    return TokenScores(logprobs, entropies, lax.stop_gradient(highest))
+
+
+def head_of(base: Base) -> Matrix:
+    """The head, `[vocab, d_model]`; the embedding where they are one."""
+    return base.embedding if base.head is None else base.head
+
+
+def fold(hidden: Float[Array, "tokens d_model"], chunk: int) -> Float[Array, "chunks some d_model"]:
+    """The tokens in equal parts of at most `chunk` on each device of a mesh, the last one filled up with zeros."""
     tokens, width = hidden.shape
     chunks = max(1, -(-tokens // (chunk * shares(hidden, ROWS))))
     size = -(-tokens // chunks)
-    short = chunks * size - tokens
-    folded = jnp.pad(hidden, ((0, short), (0, 0))).reshape(chunks, size, width)
-    folded_targets = jnp.pad(targets, (0, short)).reshape(chunks, size)
-    reading = _Reading(architecture.final_softcap, temperature, block_rows)
-    head = base.embedding if base.head is None else base.head
-    logprobs, entropies = _score(reading, constrain(folded, None, ROWS, None), head, folded_targets)
-    return logprobs.reshape(-1)[:tokens], entropies.reshape(-1)[:tokens]
+    folded = jnp.pad(hidden, ((0, chunks * size - tokens), (0, 0))).reshape(chunks, size, width)
+    return constrain(folded, None, ROWS, None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _score(
-    reading: _Reading,
+    reading: Reading,
     hidden: Float[Array, "chunks tokens d_model"],
     head: Matrix,
     targets: Int[Array, "chunks tokens"],
-) -> tuple[Float[Array, "chunks tokens"], Float[Array, "chunks tokens"]]:
-    sums = _read(reading, hidden, head, targets)
-    return sums.chosen - _total(sums), jnp.log(sums.mass) - sums.moment / sums.mass
+) -> tuple[Float[Array, "chunks tokens"], Float[Array, "chunks tokens"], Float[Array, "chunks tokens"]]:
+    return _scores(_read(reading, hidden, head, targets))
+
+
+def _scores(sums: _Sums) -> tuple[Array, Array, Array]:
+    total = _total(sums)
+    return sums.chosen - total, jnp.log(sums.mass) - sums.moment / sums.mass, sums.top - total
 
 
 def _total(sums: _Sums) -> Float[Array, "*tokens"]:
@@ -90,7 +131,7 @@ def _total(sums: _Sums) -> Float[Array, "*tokens"]:
 
 
 def _read(
-    reading: _Reading,
+    reading: Reading,
     hidden: Float[Array, "chunks tokens d_model"],
     head: Matrix,
     targets: Int[Array, "chunks tokens"],
@@ -104,10 +145,10 @@ def _read(
         def step(sums: _Sums, block: Int[Array, ""]) -> _Sums:
             z = reading.logits(matmul(rows, blocks.take(head, block), True))
             chosen = jnp.where(blocks.places(block) == wanted[:, None], z, 0.0)
-            return _add(sums, blocks.once(z, block, _LEAST), blocks.once(chosen, block, 0.0))
+            return _add(sums, blocks.once(z, block, LEAST), blocks.once(chosen, block, 0.0))
 
         nothing = jnp.zeros(len(rows))
-        return blocks.over(step, _Sums(nothing + _LEAST, nothing, nothing, nothing))
+        return blocks.over(step, _Sums(nothing + LEAST, nothing, nothing, nothing))
 
     return lax.map(chunk, (hidden, targets))
 
@@ -126,23 +167,23 @@ def _add(sums: _Sums, z: Float[Array, "tokens places"], chosen: Float[Array, "to
     )
 
 
-def _forward(reading: _Reading, hidden: Any, head: Any, targets: Any) -> tuple[Any, Any]:
+def _forward(reading: Reading, hidden: Any, head: Any, targets: Any) -> tuple[Any, Any]:
     leaves, tree = jax.tree.flatten((hidden, head, targets), is_leaf=lambda leaf: isinstance(leaf, _PRIMAL))
     hidden, head, targets = jax.tree.unflatten(tree, [leaf.value for leaf in leaves])
     sums = _read(reading, hidden, head, targets)
-    entropies = jnp.log(sums.mass) - sums.moment / sums.mass
+    scores = _scores(sums)
     # Only a whole array is ever trained.
     wanted = len(leaves) == 3 and leaves[1].perturbed
     start = jnp.zeros(head.shape, jnp.float32) if wanted else None
-    return (sums.chosen - _total(sums), entropies), (hidden, head, targets, _total(sums), entropies, start)
+    return scores, (hidden, head, targets, _total(sums), scores[1], start)
 
 
-def _backward(reading: _Reading, saved: Any, cotangents: Any) -> tuple[Array, Array | None, None]:
+def _backward(reading: Reading, saved: Any, cotangents: Any) -> tuple[Array, Array | None, None]:
     """d logprob / dz = [target] - p, and d entropy / dz = -p (log p + entropy), from logits that are computed again."""
     hidden, head, targets, totals, entropies, start = saved
     blocks = Blocks.of(head, reading.block_rows)
     sloped = not isinstance(cotangents[1], SymbolicZero)
-    pulls = [jnp.zeros_like(totals) if isinstance(each, SymbolicZero) else each for each in cotangents]
+    pulls = [jnp.zeros_like(totals) if isinstance(each, SymbolicZero) else each for each in cotangents[:2]]
 
     def chunk(to_head: Array | None, part: tuple[Array, ...]) -> tuple[Array | None, Array]:
         rows, wanted, total, entropy, to_logprob, to_entropy = part

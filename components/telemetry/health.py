@@ -28,6 +28,7 @@ def correctness(run: RunRecord) -> dict[str, Any]:
     """Trends that say whether what is trained on is what was sampled, and the proofs of the weight syncs."""
     ratios = {"tokens": "sampled tokens", "turns": "turns", "seconds": "seconds"}
     trends = (
+        _tuning(run),
         trend(
             "Mismatch KL",
             "Engine against trainer at one version, per token, in nats: arithmetic alone. A jump is a fault.",
@@ -60,6 +61,14 @@ def correctness(run: RunRecord) -> dict[str, Any]:
         ),
     )
     return {"trends": [each for each in trends if each], "proofs": _proofs(run)}
+
+
+def _tuning(run: RunRecord) -> dict[str, Any] | None:
+    """The loss of tuning on examples, of the rows that are learnt from and of those held out."""
+    learnt = [(line["step"], float(line["loss"])) for line in run.tuning if line.get("loss") is not None]
+    held_out = [(line["step"], float(line["held_out"]["loss"])) for line in run.tuning if line.get("held_out")]
+    meaning = str(run.summary.get("tuning", {}).get("objective", "By optimizer step of the tune step."))
+    return trend("Loss of tuning", meaning, {"learnt from": learnt, "held out": held_out})
 
 
 def tokens(run: RunRecord) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """The files of a run folder that the report is made from -> one record of the run.
 
     metrics.jsonl        one object per optimizer step, written by MetricsLog (see STEP_KEYS)
+    tuning.jsonl         the same for the steps of supervised tuning (see TUNING_KEYS)
     evaluation.json      {"measures": [{"name": "greedy accuracy", "before": ESTIMATE, "after": ESTIMATE,
                          "paired": PAIRED}, ...]}, the headline first. ESTIMATE and PAIRED are `dataclasses.asdict` of
                          evaluation.statistics.Estimate and PairedDifference; "before" and "paired" may be absent.
@@ -24,6 +25,7 @@ from components.errors import DataError, Problem
 from components.telemetry.metrics import read_metrics
 
 METRICS = "metrics.jsonl"
+TUNING = "tuning.jsonl"
 EVALUATION = "evaluation.json"
 SUMMARY = "summary.json"
 TRAJECTORIES = "trajectories.jsonl"
@@ -94,6 +96,18 @@ STEP_KEYS = {
 }
 """Keys of a line of metrics.jsonl that the report knows. Others are kept and not shown."""
 
+TUNING_KEYS = {
+    "loss": "the method's loss over the rows of the step, before it",
+    "held_out": "{name: number}: the same numbers over rows that are never trained on, where they were measured",
+    "token_accuracy": "share of the assistant's tokens that the policy finds likeliest (sft)",
+    "preference_accuracy": "share of pairs whose chosen answer is ahead, a tie being half of one (dpo, orpo)",
+    "margin": "by how much it is ahead: beta times the log-ratios' difference, or the log odds ratio (dpo, orpo)",
+    "forward_kl": "KL(teacher || policy) per token, in nats (distill)",
+    "reverse_kl": "KL(policy || teacher) per token, in nats (distill)",
+    "position": "rows that were learnt from since the start, over all epochs",
+}
+"""Keys of a line of tuning.jsonl. Step 0 holds what was measured before the first."""
+
 SUMMARY_KEYS = {
     "run_dir": "the run folder",
     "recipe": "name of the recipe",
@@ -105,6 +119,8 @@ SUMMARY_KEYS = {
     "versions": "{package: version}",
     "alerts": "list of texts: what a person should know before they trust the numbers",
     "steps": "optimizer steps",
+    "stages": "what the run learns in, in order: tune, train",
+    "tuning": "what the tune step did: method, steps, rows, and its held-out numbers before and after",
     "wall_seconds": "seconds from start to end",
     "peak_memory_gib": "peak memory in GiB",
     "reward_before": "mean reward of the first step",
@@ -131,6 +147,7 @@ class RunRecord:
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, Any]] = ()
+    tuning: Sequence[Mapping[str, Any]] = ()
     measures: Sequence[Mapping[str, Any]] = ()
     trajectories: Sequence[Mapping[str, Any]] = ()
 
@@ -184,6 +201,7 @@ def read_run(folder: str, *, trajectories: bool = True) -> RunRecord:
     return RunRecord(
         summary=_read_object(storage.join(folder, SUMMARY)),
         metrics=read_metrics(storage.join(folder, METRICS)),
+        tuning=read_metrics(storage.join(folder, TUNING)),
         measures=_read_object(storage.join(folder, EVALUATION)).get("measures", []),
         trajectories=[
             _parsed(line, storage.join(folder, TRAJECTORIES))

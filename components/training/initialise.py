@@ -8,15 +8,14 @@ import asyncio
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 from pydantic import Field
 
 from components.config import config, from_json
-from components.environments.environment import Environment
-from components.errors import ConfigError, Problem, RunStoppedError
+from components.errors import ConfigError, Problem
 from components.model import platform
 from components.model.architecture import Architecture
 from components.model.base import random_base
@@ -30,10 +29,10 @@ from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.prepare import read_tasks
 from components.rollout.tokenizer import CharacterTokenizer
 from components.telemetry.progress import say
-from components.training.supervised import Pair, SupervisedConfig, fit
-from components.types import Message, Task
-
-DEMONSTRATIONS_AT_ONCE = 256
+from components.training.tuning.demonstrations import demonstrate_all
+from components.training.tuning.examples import Example
+from components.training.tuning.warm_start import SupervisedConfig, fit
+from components.types import Sample, Task
 
 
 @config
@@ -90,15 +89,6 @@ class InitConfig:
         if (self.source is None) == (self.tiny is None):
             given = "neither" if self.source is None else "both"
             raise ConfigError(Problem("init_model", given, "give either source (weights that exist) or tiny"))
-
-
-@runtime_checkable
-class Demonstrating(Environment, Protocol):
-    """An environment that can show what a good policy writes next."""
-
-    def demonstration(self, task: Task, *, with_tool: bool) -> Message:
-        """The call that the task asks for, or its answer."""
-        ...
 
 
 def initialise(*, section: str, environment: str, seed: int, tasks: str, base: str, adapter: str) -> dict[str, Any]:
@@ -158,10 +148,9 @@ def _make_tiny(
     tokenizer = CharacterTokenizer(settings.alphabet)
     architecture = tiny_architecture(settings)
     player = make_player(world, tokenizer)
-    demonstrations = asyncio.run(_demonstrate_all(player, tasks))
-    pairs = _endless(demonstrations, settings.tool_share, random.Random(seed))
+    samples = _endless(_demonstrations(player, tasks), settings.tool_share, random.Random(seed))
     start = random_base(key, architecture, jnp.float32)
-    tuned = fit(architecture, start, pairs, settings.warm_start, progress=_say_loss)
+    tuned = fit(architecture, start, samples, settings.warm_start, progress=_say_loss)
     tokenizer.save(folder)
     write_checkpoint(folder, architecture, tuned, dtype=dtype)
 
@@ -185,61 +174,19 @@ def tiny_architecture(settings: TinyConfig) -> Architecture:
     )
 
 
-async def _demonstrate_all(player: Player, tasks: Sequence[Task]) -> list[tuple[list[Pair], list[Pair]]]:
-    """Per task, the turns of the demonstration that calls the tool, and those of the one that answers at once.
-
-    Raises RunStoppedError for one that takes longer than an episode may.
-    """
+def _demonstrations(player: Player, tasks: Sequence[Task]) -> list[tuple[Example, Example]]:
+    """Per task, the demonstration that calls the tool, and the one that answers at once."""
     say(f"warm start: demonstrations of {len(tasks)} tasks are played")
-    room = asyncio.Semaphore(DEMONSTRATIONS_AT_ONCE)
-
-    async def both(task: Task) -> tuple[list[Pair], list[Pair]]:
-        async with room:
-            limit = asyncio.timeout(player.limits.max_seconds)
-            try:
-                async with limit:
-                    return (
-                        await demonstrate(player, task, with_tool=True),
-                        await demonstrate(player, task, with_tool=False),
-                    )
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                message = f"the demonstration of task {task.id} took longer than max_seconds"
-                raise RunStoppedError(f"{message} = {player.limits.max_seconds:g}") from None
-
-    return await asyncio.gather(*map(both, tasks))
-
-
-async def demonstrate(player: Player, task: Task, *, with_tool: bool) -> list[Pair]:
-    """Play the task rightly, through its environment and renderer: (prompt ids, completion ids) of each turn.
-
-    Raises ConfigError for an environment that cannot show what is right.
-    """
-    environment = player.make_environment()
-    if not isinstance(environment, Demonstrating):
-        message = "has no method demonstration(task, with_tool=...), which a warm start is made of"
-        raise ConfigError(Problem("environment.use", type(environment).__name__, message))
-    messages = list((await environment.reset(task)).messages)
-    pairs: list[Pair] = []
-    calling, done = with_tool, False
-    while not done:
-        said = environment.demonstration(task, with_tool=calling)
-        pairs.append((player.renderer.start(messages, environment.tools), player.renderer.write(said)))
-        observation = await environment.step(said)
-        messages += [said, *observation.messages]
-        # An answer ends every demonstration, whatever the environment has to say to it.
-        calling, done = False, observation.done or not calling
-    await environment.close()
-    return pairs
+    played = asyncio.run(demonstrate_all(player, ((task, calls) for task in tasks for calls in (True, False))))
+    return list(zip(played[0::2], played[1::2], strict=True))
 
 
 def _endless(
-    demonstrations: Sequence[tuple[list[Pair], list[Pair]]], tool_share: float, rng: random.Random
-) -> Iterator[Pair]:
+    demonstrations: Sequence[tuple[Example, Example]], tool_share: float, rng: random.Random
+) -> Iterator[Sample]:
     while True:
         with_call, at_once = rng.choice(demonstrations)
-        yield from with_call if rng.random() < tool_share else at_once
+        yield from (with_call if rng.random() < tool_share else at_once).row()
 
 
 def _facts(artifact: BaseArtifact, architecture: Architecture) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C, or the end of who started this process -> a training loop that stops at a good moment."""
+"""SIGTERM, Ctrl-C, or the end of who started this process -> a loop of optimizer steps that stops at a good moment."""
 
 import asyncio
 import os
@@ -6,15 +6,27 @@ import select
 import signal
 import sys
 import threading
-
-from components.training.loop import TrainingLoop
+from typing import Protocol, runtime_checkable
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_SECONDS = 0.5
 
 
-async def run_until_interrupted(loop: TrainingLoop) -> None:
-    """Run the loop; raises RunStoppedError where it was told to stop, and what `TrainingLoop.run` raises."""
+@runtime_checkable
+class Stoppable(Protocol):
+    """A loop that can be told to stop."""
+
+    async def run(self) -> None:
+        """Make all steps. Raises RunStoppedError when it was stopped before the last."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """End at the next good moment. Called on the event loop."""
+        ...
+
+
+async def run_until_interrupted(loop: Stoppable) -> None:
+    """Run the loop; raises RunStoppedError where it was told to stop, and what the loop raises."""
     running = asyncio.get_running_loop()
     # Python gives signals to the main thread only.
     handled = SIGNALS if threading.current_thread() is threading.main_thread() else ()
@@ -29,7 +41,7 @@ async def run_until_interrupted(loop: TrainingLoop) -> None:
             running.remove_signal_handler(number)
 
 
-async def _watch_launcher(loop: TrainingLoop) -> None:
+async def _watch_launcher(loop: Stoppable) -> None:
     """A step whose launcher was killed would go on unseen, and hold the run folder against whoever resumes it."""
     parent = os.getppid()
     while os.getppid() == parent and _is_heard():

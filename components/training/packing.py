@@ -11,7 +11,7 @@ Nothing is masked by value: a pad id that equals the end-of-sequence id hides no
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple, no_type_check
 
@@ -189,6 +189,43 @@ class Packer:
         place.used += length
         self._sampled += sampled
         return full
+
+    def add_together(self, samples: Sequence[Sample]) -> Microbatch | None:
+        """Place samples of which one micro-batch must hold all, in their order; otherwise as `add`.
+
+        Raises ValueError as `add` does, and when one of them has no sampled token or no micro-batch could hold them.
+        """
+        for sample in samples:
+            _check_sample(sample, self.config)
+        sizes = [(len(sample.token_ids), sum(sample.completion_mask)) for sample in samples]
+        if not all(sampled for _, sampled in sizes):
+            raise ValueError(
+                f"sample of task {samples[0].task_id!r}: one that is compared with it has no sampled token"
+            )
+        full = None
+        if not self._holds(sizes):
+            full = self.flush()
+            if not self._holds(sizes):
+                raise ValueError(
+                    f"samples of task {samples[0].task_id!r} need a larger micro-batch; raise packing.rows"
+                )
+        for sample in samples:
+            added = self.add(sample)
+            assert added is None, "there was room for all of them"
+        return full
+
+    def _holds(self, sizes: Iterable[tuple[int, int]]) -> bool:
+        """Whether samples of so many tokens, and sampled tokens, all fit what is open now."""
+        used, sampled_tokens = [row.used for row in self._rows], self._sampled
+        for length, sampled in sizes:
+            sampled_tokens += sampled
+            row = next((i for i, there in enumerate(used) if there + length <= self.config.row_length), len(used))
+            if sampled_tokens > self.config.sizes[-1] or row == self.config.rows:
+                return False
+            if row == len(used):
+                used.append(0)
+            used[row] += length
+        return True
 
     def flush(self) -> Microbatch | None:
         """The open micro-batch, padded; None when there is nothing in it."""

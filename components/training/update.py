@@ -30,12 +30,16 @@ from components.training.critic import CriticState
 from components.training.optimizer import Metrics, Optimizer, Weights, descend
 from components.training.packing import Microbatch
 
+Trained = Adapter | Base
+"""What an optimizer step changes: an adapter, or a base that is small enough to be trained whole."""
+
 
 @no_type_check  # its leaves may stand for arrays: shapes, shardings, nothing
 @struct.dataclass
 class TrainState:
     """What an optimizer step changes.
 
+    `adapter` is a base where that is trained whole (see `tuning/warm_start.py`).
     `step` counts optimizer steps, the skipped ones included: it is the policy version. `skipped` counts the steps that
     left the adapter as it was, because a gradient was not finite or there was no token. A step may make several updates
     of the adapter: then `step` is counted once, and `skipped` for each. `critic` is there where an objective needs one.
@@ -56,7 +60,7 @@ class Apply(Protocol):
     """The end of an update; see `make_apply`."""
 
     def __call__(
-        self, state: TrainState, gradients: Adapter, denominator: int | float, steps: int = 1
+        self, state: TrainState, gradients: Trained, denominator: int | float, steps: int = 1
     ) -> tuple[TrainState, Metrics]:
         """Move the adapter, and count `steps` optimizer steps."""
         ...
@@ -80,9 +84,9 @@ class Accumulate(Protocol):
 
 
 @program
-def init_state(adapter: Adapter, optimizer: Optimizer) -> TrainState:
+def init_state(adapter: Trained, optimizer: Optimizer) -> TrainState:
     """Step 0. The adapter is shared with the caller, not copied."""
-    return TrainState(adapter, optimizer.direction.init(adapter), jnp.int32(0), jnp.int32(0))
+    return TrainState(adapter, optimizer.direction.init(adapter), jnp.int32(0), jnp.int32(0))  # type: ignore[arg-type]  # a base, too
 
 
 @program
@@ -168,21 +172,22 @@ def make_apply(optimizer: Optimizer) -> Apply:
     """
 
     def update(
-        adapter: Adapter,
+        adapter: Trained,
         state: optax.OptState,
         counts: tuple[Array, Array],
-        gradients: Adapter,
+        gradients: Trained,
         denominator: Array,
         steps: Array,
     ) -> tuple[TrainState, Metrics]:
         number, skipped = counts
         moved, kept, metrics = descend(optimizer, adapter, state, gradients, denominator, number)
-        return TrainState(moved, kept, number + steps, skipped + metrics["skipped"]), metrics
+        state_now = TrainState(moved, kept, number + steps, skipped + metrics["skipped"])  # type: ignore[arg-type]
+        return state_now, metrics
 
     jitted = jax.jit(update, donate_argnums=(1, 3))
 
     def apply(
-        state: TrainState, gradients: Adapter, denominator: int | float, steps: int = 1
+        state: TrainState, gradients: Trained, denominator: int | float, steps: int = 1
     ) -> tuple[TrainState, Metrics]:
         counts = state.step, state.skipped
         divisor = np.float32(denominator)

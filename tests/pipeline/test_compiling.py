@@ -15,8 +15,11 @@ from pipeline.compiling import PIPELINES, for_this_machine, pipeline_yaml
 from pipeline.parameters import KEYS
 
 LEARN = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate"]
+DELIVER = ["gate", "export", "promote", "finish-run"]
 STEPS = {
-    "post_training": [*LEARN, "gate", "export", "promote", "finish-run"],
+    "post_training": [*LEARN, *DELIVER],
+    "tuned_post_training": [*LEARN, "tune", *DELIVER],
+    "tuning": [*(step for step in LEARN if step != "train"), "tune", *DELIVER],
     "sweep": [*LEARN, "compare-trials", "finish-run"],
     "evaluation": ["resolve-recipe", "prepare-data", "init-model", "evaluate", "finish-run"],
 }
@@ -67,8 +70,9 @@ def test_the_protos_read_the_whole_file(name: str) -> None:
         assert platform == {}
         return
     settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    assert list(settings) == ["exec-train"]
-    json_format.ParseDict(settings["exec-train"], kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+    assert sorted(settings) == [f"exec-{step}" for step in ("train", "tune") if step in STEPS[name]]
+    for each in settings.values():
+        json_format.ParseDict(each, kubernetes_executor_config_pb2.KubernetesExecutorConfig())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,20 +89,24 @@ def test_whatever_happens_the_last_step_cleans_up(name: str) -> None:
     assert last["dependentTasks"] == [task for task in root if task != "finish-run"]
 
 
-@pytest.mark.parametrize("name", ["post_training", "sweep"])
-def test_only_training_is_retried_and_for_longer_than_an_hour(name: str) -> None:
+LEARNS = [(name, step) for name, steps in STEPS.items() for step in ("train", "tune") if step in steps]
+
+
+@pytest.mark.parametrize("name", ["post_training", "tuned_post_training", "tuning", "sweep"])
+def test_only_steps_that_learn_are_retried_and_for_longer_than_an_hour(name: str) -> None:
     retried = {step: task["retryPolicy"] for step, task in tasks(committed(name)[0]) if "retryPolicy" in task}
-    assert list(retried) == ["train"]
-    assert retried["train"]["backoffMaxDuration"] == f"{14 * 24 * 3600}s"
-    assert retried["train"]["backoffFactor"] == 2.0
+    assert sorted(retried) == [step for each, step in LEARNS if each == name]
+    for policy in retried.values():
+        assert policy["backoffMaxDuration"] == f"{14 * 24 * 3600}s"
+        assert policy["backoffFactor"] == 2.0
 
 
-@pytest.mark.parametrize("name", ["post_training", "sweep"])
-def test_the_machine_that_trains_is_what_the_first_step_found(name: str) -> None:
+@pytest.mark.parametrize(("name", "step"), LEARNS)
+def test_the_machine_that_learns_is_what_the_first_step_found(name: str, step: str) -> None:
     document, platform = committed(name)
-    (train,) = (task for step, task in tasks(document) if step == "train")
-    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]["exec-train"]
-    resources = document["deploymentSpec"]["executors"]["exec-train"]["container"]["resources"]
+    (learning,) = (task for each, task in tasks(document) if each == step)
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"][f"exec-{step}"]
+    resources = document["deploymentSpec"]["executors"][f"exec-{step}"]["container"]["resources"]
     wished = {
         "cpu": resources["resourceCpuRequest"],
         "memory": resources["resourceMemoryRequest"],
@@ -108,10 +116,26 @@ def test_the_machine_that_trains_is_what_the_first_step_found(name: str) -> None
     for output, setting in wished.items():
         channel = f"pipelinechannel--resolve-recipe-{output}"
         assert setting == f"{{{{$.inputs.parameters['{channel}']}}}}"
-        assert channel in train["inputs"]["parameters"]
+        assert channel in learning["inputs"]["parameters"]
     asked = (("node_selector", settings["nodeSelector"]["nodeSelectorJson"]), ("tolerations", settings["tolerations"]))
     for output, setting in asked:
         assert f"'{output}'" in str(setting) or f"--resolve-recipe-{output}'" in str(setting)
+
+
+def test_each_stage_takes_the_adapter_that_the_one_before_it_gave() -> None:
+    steps = dict(tasks(committed("tuned_post_training")[0]))
+    producers = {
+        step: {
+            name: given["taskOutputArtifact"]["producerTask"]
+            for name, given in steps[step]["inputs"]["artifacts"].items()
+        }
+        for step in ("tune", "train", "evaluate")
+    }
+    assert producers["tune"]["adapter"] == "init-model"
+    assert producers["train"]["adapter"] == "tune"
+    assert (producers["evaluate"]["start"], producers["evaluate"]["trained"]) == ("init-model", "train")
+    alone = dict(tasks(committed("tuning")[0]))
+    assert alone["evaluate"]["inputs"]["artifacts"]["trained"]["taskOutputArtifact"]["producerTask"] == "tune"
 
 
 def test_export_and_promotion_wait_for_the_verdict(post_training: dict[str, Any]) -> None:

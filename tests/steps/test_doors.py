@@ -22,7 +22,7 @@ def door_of(path: Path) -> ast.FunctionDef:
 
 
 def test_the_steps_are_those_of_the_pipeline() -> None:
-    assert names(OF_STEPS) == ["evaluate", "export", "gate", "init_model", "prepare_data", "promote", "train"]
+    assert names(OF_STEPS) == ["evaluate", "export", "gate", "init_model", "prepare_data", "promote", "train", "tune"]
 
 
 @pytest.mark.parametrize("path", DOORS, ids=names(DOORS))

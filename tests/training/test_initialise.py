@@ -20,8 +20,10 @@ from components.model.peft import load_adapter, read_config
 from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.prepare import write_tasks
 from components.rollout.tokenizer import CharacterTokenizer, load_tokenizer
-from components.training.initialise import InitConfig, TinyConfig, demonstrate, initialise
-from components.training.supervised import SupervisedConfig
+from components.training.initialise import InitConfig, TinyConfig, initialise
+from components.training.tuning.demonstrations import demonstrate
+from components.training.tuning.examples import Example
+from components.training.tuning.warm_start import SupervisedConfig
 
 ALPHABET = "0123456789+-*=[]\n"
 OPTIONS = {"low": 2, "high": 9, "operators": ["+"], "train_tasks": 20, "test_tasks": 5, "worked_examples": 0}
@@ -42,9 +44,17 @@ def player(world: EnvironmentConfig = WORLD) -> Player:
     return make_player(world, CharacterTokenizer(ALPHABET))
 
 
-def text_of(pairs: list[tuple[list[int], list[int]]]) -> list[tuple[str, str]]:
+def turns_of(example: Example) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, completion ids) of each turn."""
+    ((ids, said),) = [(laid.ids.tolist(), laid.said.tolist()) for laid in example.laid]
+    starts = [i for i in range(1, len(ids)) if said[i] and not said[i - 1]]
+    ends = [next((i for i in range(start, len(ids)) if not said[i]), len(ids)) for start in starts]
+    return [(ids[:start], ids[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+def text_of(example: Example) -> list[tuple[str, str]]:
     decode = CharacterTokenizer(ALPHABET).decode
-    return [(decode(prompt), decode(completion)) for prompt, completion in pairs]
+    return [(decode(prompt), decode(completion)) for prompt, completion in turns_of(example)]
 
 
 def start(folder: Path, settings: InitConfig, seed: int = 0) -> dict[str, object]:
@@ -159,7 +169,7 @@ def test_warm_starting_makes_what_was_shown_likelier(tmp_path: Path) -> None:
     tuned = weights.load(str(tmp_path / "base"))
     fresh = weights.random_base(jax.random.key(0), tuned.architecture)
     task = next(iter(player().make_environment().tasks("train")))
-    ((prompt, completion),) = asyncio.run(demonstrate(player(), task, with_tool=True))
+    ((prompt, completion),) = turns_of(asyncio.run(demonstrate(player(), task, with_tool=True)))
     text, places = [*prompt, *completion], np.arange(len(prompt) - 1, len(prompt) + len(completion) - 1)
 
     def surprise(base: Base) -> float:

@@ -6,21 +6,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from components.errors import ConfigError, DataError
+from components.errors import ConfigError
 from components.model.decoder import forward, logits
 from components.training.optimizer import OptimizerConfig
-from components.training.packing import Packer, PackingConfig
-from components.training.supervised import SupervisedConfig, fit, negative_log_likelihood
+from components.training.tuning.warm_start import SupervisedConfig, fit
+from components.types import Sample
 from tests.training import tiny
 
 BASE = tiny.base()
 CONFIG = SupervisedConfig(steps=60, rows=4, row_length=16, optimizer=OptimizerConfig(learning_rate=1e-2))
 
 
-def successors() -> Iterator[tuple[list[int], list[int]]]:
+def successors() -> Iterator[Sample]:
     """The completion of a number is the next two numbers."""
     for number in itertools.cycle(range(20)):
-        yield [21, number], [number + 1, number + 2]
+        mask = (False, False, True, True)
+        yield Sample((21, number, number + 1, number + 2), mask, (0.0,) * 4, (-1,) * 4, advantage=0.0)
 
 
 def greedy(base, prompt: list[int], count: int) -> list[int]:
@@ -43,29 +44,6 @@ def test_tuning_teaches_the_completions_and_leaves_the_given_base_as_it_is():
         np.testing.assert_array_equal(leaf, old)
 
 
-def test_the_loss_is_the_mean_over_completion_tokens_in_nats():
-    batch = tiny.samples()[:2]
-    (microbatch,) = Packer(PackingConfig(rows=1, row_length=16), lambda length: 1.0).pack(batch)
-    expected = []
-    for sample in batch:
-        tokens = jnp.array([sample.token_ids])
-        hidden = forward(
-            tiny.ARCHITECTURE, BASE, None, tokens, jnp.arange(tokens.shape[1])[None], jnp.ones_like(tokens)
-        )
-        scores = jax.nn.log_softmax(logits(tiny.ARCHITECTURE, BASE, hidden)[0])
-        sampled = np.flatnonzero(sample.completion_mask)
-        expected += [-float(scores[place - 1, sample.token_ids[place]]) for place in sampled]
-    assert float(negative_log_likelihood(tiny.ARCHITECTURE, BASE, microbatch)) == pytest.approx(
-        np.mean(expected), rel=1e-5
-    )
-
-
-def test_pairs_that_end_too_early_are_refused_with_the_step():
+def test_examples_that_end_too_early_are_refused_with_the_step():
     with pytest.raises(ConfigError, match="used up after 0 steps"):
         fit(tiny.ARCHITECTURE, BASE, [], CONFIG)
-
-
-@pytest.mark.parametrize("pair", [([], [1]), ([1], [])])
-def test_a_pair_without_prompt_or_completion_is_refused(pair):
-    with pytest.raises(DataError, match="give both"):
-        fit(tiny.ARCHITECTURE, BASE, [pair], CONFIG)
