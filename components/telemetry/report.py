@@ -5,6 +5,7 @@ It can be made at any time of a run. The file holds everything it shows; see com
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,14 @@ _NAMES = ("recipe", "model", "environment")
 def write_report(folder: str, uri: str | None = None) -> str:
     """Read a run folder and write its report, by default into the folder. Returns where it was written."""
     target = uri or storage.join(folder, REPORT)
-    page = render_report(read_run(folder))
+    page = render_report(read_run(folder), made=f"{datetime.now(UTC):%F %R} UTC")
     # What a model wrote may hold half of a surrogate pair, which no file of UTF-8 can.
     storage.write_bytes(target, page.encode("utf-8", "replace"))
     return target
 
 
-def render_report(run: RunRecord) -> str:
-    """The whole HTML page. Sections of which nothing is known are left out."""
+def render_report(run: RunRecord, *, made: str = "") -> str:
+    """The whole HTML page. Sections of which nothing is known are left out; `made` says when it was."""
     played = sum(int(line.get("episodes") or 0) for line in run.metrics)
     sample = viewer.choose(run.trajectories, played=max(played, len(run.trajectories)) or None)
     return render_page(
@@ -67,7 +68,7 @@ def render_report(run: RunRecord) -> str:
         outliers=_outliers(sample),
         trajectories=_trajectories(sample) if sample.records else None,
         examples=[_example(each) for each in choose_examples(sample.records)],
-        facts=_facts(run.summary),
+        facts=_facts(run.summary) + ([("this page", made)] if made else []),
     )
 
 

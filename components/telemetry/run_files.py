@@ -8,8 +8,7 @@
     summary.json         the object that `headrace run --json` prints, and what describes the run (see SUMMARY_KEYS)
     trajectories.jsonl   a sample of trajectories, one object a line: "step", "task_id", "reward", "outcome", and where
                          they are known "reward_parts", "reward_reasons", "seconds", "cut_by", "failure"; "messages" is
-                         a list of `dataclasses.asdict` of types.Message, "turns" are of training.trajectory_lines, and
-                         may have "trainer_logprobs", in step with "logprobs"
+                         a list of `dataclasses.asdict` of types.Message, "turns" are of training.trajectory_lines
 
 Every file and every key may be absent: the report leaves out what it is not told.
 """

@@ -53,7 +53,7 @@ def _least_likely(record: Record) -> int | float | None:
 
 
 def _largest_gap(record: Record) -> int | float | None:
-    """How far trainer and engine are apart on a token at most; None where the trainer's log-probs are not known."""
+    """How far trainer and engine are apart on a token at most; None where that is not known."""
     return max((abs(gap) for turn in record.get("turns", ()) for gap in _gaps(turn) if gap is not None), default=None)
 
 
@@ -190,6 +190,10 @@ def _trajectory(record: Record) -> dict[str, Any]:
         "seconds": _finite(record.get("seconds")),
         "toolSeconds": _finite(record.get("tool_seconds")),
         "calls": record.get("tool_calls") or 0,
+        "used": [
+            f"{tool} {'' if outcome == 'ok' else f'{outcome} '}{formatting.seconds(seconds)}"
+            for _, tool, outcome, seconds in record.get("calls", ())
+        ],
         "errors": record.get("tool_errors") or 0,
         "malformed": record.get("malformed_calls") or 0,
         "stale": record.get("staleness"),
@@ -259,9 +263,7 @@ def _turns(turns: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _gaps(turn: Mapping[str, Any]) -> list[int | float | None]:
-    """The trainer's log-probs minus the engine's, where `trainer_logprobs` tells them."""
-    pairs = zip(turn.get("trainer_logprobs", ()), turn.get("logprobs", ()), strict=False)
-    return [None if _finite(a) is None or _finite(b) is None else round(a - b, 4) for a, b in pairs]
+    return [_finite(value) for value in turn.get("gaps", ())]
 
 
 def _shared_texts(talks: Sequence[dict[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,17 @@ def test_a_name_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
         console.print(picture(look(str(tmp_path))))
     assert "[bold]x[/]" in seen.get()
     assert "! [red]look[/red] here" in seen.get()
+
+
+def test_a_folder_in_a_bucket_is_followed_too(tmp_path: Path, gcs: str) -> None:
+    folder = f"{gcs}/{tmp_path.name}/watched"
+    MetricsLog(f"{folder}/metrics.jsonl").write(1, step(1))
+    seen = look(folder)
+    assert (seen.state, seen.step) == (State.RUNNING, 1)
+    if seen.age is not None:
+        assert look(folder, now=lambda: time.time() + 3600).state is State.SILENT
+    storage.write_text(f"{folder}/summary.json", json.dumps({"recipe": "maths", "wall_seconds": 3.0}))
+    assert look(folder).state is State.FINISHED
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest() -> None:

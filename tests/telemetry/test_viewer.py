@@ -88,12 +88,17 @@ def test_long_texts_and_talks_are_cut_and_what_is_left_out_is_counted():
     assert [(len(each["tokens"]), each["more"]) for each in found["turns"]] == [(1500, 2500), (0, 4000)]
 
 
-def test_the_gap_is_known_where_the_trainer_s_log_probs_are():
-    known = {"tokens": ["a", "b"], "logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.25, None], "versions": [[0, 2]]}
-    unknown = {key: value for key, value in known.items() if key != "trainer_logprobs"}
+def test_the_largest_gap_is_that_of_either_sign_and_absent_where_none_is_known():
+    known = {"tokens": ["a", "b"], "logprobs": [-1.0, -2.0], "gaps": [-0.25, None], "versions": [[0, 2]]}
+    unknown = {key: value for key, value in known.items() if key != "gaps"}
     found = data([record(1, turns=[known]), record(2, turns=[unknown])])
     assert [each["gap"] for each in found["list"]] == [0.25, None]
     assert [each["turns"][0]["gaps"] for each in found["list"]] == [[-0.25, None], []]
+
+
+def test_the_tools_that_were_used_are_told_with_their_ends_and_times():
+    calls = [[0, "search", "timeout", 5.0], [1, "calculator", "ok", 0.25]]
+    assert data([record(1, calls=calls)])["list"][0]["used"] == ["search timeout 5 s", "calculator 0.25 s"]
 
 
 def test_points_lead_to_trajectories_and_the_outlier_is_named_first():

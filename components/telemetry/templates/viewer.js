@@ -115,6 +115,7 @@ function show(each) {
   }
   talk.replaceChildren(title, make("p", "note", where), parts);
   for (const [name, why] of each.reasons) talk.append(make("p", "parts", name + ": " + why));
+  if (each.used.length) talk.append(make("p", "parts", "tools: " + each.used.join(" · ")));
   if (each.failure) talk.append(make("p", "failure", each.failure.join(": ")));
   const asTokens = form.elements.view.value === "tokens" && each.turns.length > 0;
   byId("viewer-legend").hidden = token.hidden = !asTokens;
