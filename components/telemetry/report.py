@@ -52,7 +52,9 @@ def render_report(run: RunRecord, *, made: str = "") -> str:
         "report.html",
         script="viewer.js" if sample.records else None,
         title=run.summary.get("recipe") or "Run report",
-        subtitle=" · ".join(str(run.summary[key]) for key in _NAMES if run.summary.get(key)),
+        subtitle=" · ".join(
+            [*(str(run.summary[key]) for key in _NAMES if run.summary.get(key)), *filter(None, [made])]
+        ),
         objective=run.summary.get("objective"),
         headline=_headline(run),
         measures=[_measure(each) for each in run.measures],
@@ -68,7 +70,7 @@ def render_report(run: RunRecord, *, made: str = "") -> str:
         outliers=_outliers(sample),
         trajectories=_trajectories(sample) if sample.records else None,
         examples=[_example(each) for each in choose_examples(sample.records)],
-        facts=_facts(run.summary) + ([("this page", made)] if made else []),
+        facts=_facts(run.summary),
     )
 
 
