@@ -364,6 +364,7 @@ class TrainingLoop:
             **episode_numbers([member for group in groups for member in group.trajectories]),
             **version_numbers(groups, self.history.version - 1),
             **self._selection.numbers(),
+            **self._stalls.queue_numbers(),
             "groups": len(groups),
             **step_numbers(before, after, slots=self._session.engine.config.slots, peak=peak_operations()),
             "canary_difference": proof.canary_difference,

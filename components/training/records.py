@@ -157,10 +157,14 @@ def _malformed_shares(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     }
 
 
-def version_numbers(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Staleness: the trainer's version at the update minus the oldest token's, per trajectory."""
+def version_numbers(groups: Sequence[Group], version: int) -> dict[str, Any]:
+    """Staleness, the trainer's version at the update minus that of a trajectory's oldest token, and how many have which."""
     staleness = [version - trajectory.oldest_version for group in groups for trajectory in group.valid]
-    return {"staleness_mean": _mean(staleness), "staleness_max": max(staleness, default=0)}
+    return {
+        "staleness_mean": _mean(staleness),
+        "staleness_max": max(staleness, default=0),
+        "staleness": {str(each): amount for each, amount in sorted(Counter(staleness).items())},
+    }
 
 
 def _mean(values: Any) -> float:

@@ -32,6 +32,7 @@ class Stalls:
         self._engine = engine
         self._activity = Activity(self._engine_waits_for)
         self._timelines: dict[tuple[str, int], list[Timeline]] = {}
+        self._ages: list[float] = []
         self._since = 0.0
         self._starved = False
         self._compiled = 0.0
@@ -71,6 +72,12 @@ class Stalls:
         for timeline in self._timelines.pop((group.task.id, group.epoch), []):
             if timeline.ended is not None:
                 record("training queue", timeline.ended, moment, episode=timeline.name, step=step)
+                self._ages.append(moment - timeline.ended)
+
+    def queue_numbers(self) -> dict[str, float]:
+        """How long episodes have waited for the trainer, of those consumed since the last call; in seconds."""
+        ages, self._ages = self._ages, []
+        return {"queue_seconds_mean": sum(ages) / max(len(ages), 1), "queue_seconds_max": max(ages, default=0.0)}
 
     def settle(self) -> None:
         """The trainer has changed its state: an engine without episodes waits for another thing than before."""

@@ -51,7 +51,7 @@ def test_the_run_folder_tells_what_happened(uninterrupted):
     tokens = run.summary["tokens"]
     assert tokens["generated"] == sum(tokens[fate] for fate in tokens if fate != "generated") > 0
     assert sum(line["tokens"]["generated"] for line in run.metrics) == tokens["generated"]
-    assert all(line["staleness_max"] == 0 for line in run.metrics)
+    assert all(line["staleness_max"] == 0 and list(line["staleness"]) == ["0"] for line in run.metrics)
     # On-policy and in float32: what was sampled is what is trained.
     assert all(line["behavior_kl"] < 1e-6 for line in run.metrics if line["microbatches"])
     assert run.summary["proofs"]["sync"]["versions"] == 5
