@@ -158,7 +158,7 @@ def _malformed_shares(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 def version_numbers(groups: Sequence[Group], version: int) -> dict[str, Any]:
-    """Staleness, the trainer's version at the update minus that of a trajectory's oldest token, and how many have which."""
+    """Staleness, the version at the update minus that of a trajectory's oldest token, and how many have which."""
     staleness = [version - trajectory.oldest_version for group in groups for trajectory in group.valid]
     return {
         "staleness_mean": _mean(staleness),
