@@ -31,6 +31,7 @@ from components.training.minibatches import minibatches
 from components.training.packing import Microbatch, Packer, PackingConfig, to_sample
 from components.training.reading import Reading
 from components.training.update import (
+    LOGPROBS,
     Accumulate,
     Apply,
     Score,
@@ -45,7 +46,10 @@ from components.types import Group, Sample, Trajectory
 
 @dataclass
 class _OpenUpdate:
-    """Sums of the update that is being filled. `tokens` are those in micro-batches, which a critic's loss is over."""
+    """Sums of the update that is being filled. `tokens` are those in micro-batches, which a critic's loss is over.
+
+    `logprobs` are those of each micro-batch with its mask, and lie in the order of `samples`.
+    """
 
     packer: Packer
     gradients: Adapter
@@ -54,6 +58,8 @@ class _OpenUpdate:
     denominator: float = 0.0
     tokens: int = 0
     microbatches: int = 0
+    samples: list[Sample] = field(default_factory=list)
+    logprobs: list[tuple[Array, np.ndarray]] = field(default_factory=list)
 
 
 @dataclass
@@ -75,13 +81,15 @@ class _OpenStep:
     advantages: list[float] = field(default_factory=list)
     charged_kl: list[float] = field(default_factory=list)
     judged: dict[str, float] = field(default_factory=dict)
+    logprobs: dict[tuple[str, int], np.ndarray] = field(default_factory=dict)
 
 
 class Learner:
     """Holds the train state. Between `add` and `finish` lies an optimizer step of any number of groups.
 
-    More than `max_skipped` updates in a row whose gradient is not finite stop the run. `critic` is what trains the
-    critic of the state, where the objective needs one; `seed` is the run's, and shuffles minibatches.
+    `logprobs` are the trainer's of the last step, {(task, member): one for each sampled token}, before its first update
+    on them. More than `max_skipped` updates in a row whose gradient is not finite stop the run. `critic` is what trains
+    the critic of the state, where the objective needs one; `seed` is the run's, and shuffles minibatches.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class Learner:
         seed: int = 0,
     ) -> None:
         self.state = state
+        self.logprobs: Mapping[tuple[str, int], np.ndarray] = {}
         self._base = base
         self._objective = objective
         self._packing = packing
@@ -160,7 +169,7 @@ class Learner:
         if step.held:
             self._take(self._compared(step))
         passes = self._pass_over(self._with_proximal(step)) if step.update is None else [[self._end(step.update)]]
-        self._step = self._open()
+        self.logprobs, self._step = step.logprobs, self._open()
         for update in (update for each in passes for update in each):
             self._skipped.count(update.had_no_effect())
             self._critic_skipped.count(update.had_no_effect("critic_skipped"))
@@ -238,6 +247,7 @@ class Learner:
         for sample in samples:
             update.denominator += self._objective.share(sum(sample.completion_mask))
             if self._pulls(sample):
+                update.samples.append(sample)
                 self._train(update, update.packer.add(sample))
 
     def _end(self, update: _OpenUpdate, steps: int = 1) -> Update:
@@ -252,7 +262,17 @@ class Learner:
                 critic, of_critic = self._critic.apply(critic, gradients, update.tokens, policy.step)
                 applied = applied | of_critic
             self.state = replace(moved, critic=critic)
+            self._keep_logprobs(update)
             return Update(_floats(update.statistics), update.denominator, _floats(applied), update.microbatches)
+
+    def _keep_logprobs(self, update: _OpenUpdate) -> None:
+        """Of each trajectory those of the step's first update on it."""
+        if not update.logprobs:
+            return
+        flat = np.concatenate([np.asarray(logprobs, np.float64)[mask] for logprobs, mask in update.logprobs])
+        ends = np.cumsum([sum(sample.completion_mask) for sample in update.samples])[:-1]
+        for sample, logprobs in zip(update.samples, np.split(flat, ends), strict=True):
+            self._step.logprobs.setdefault((sample.task_id, sample.member), logprobs)
 
     def _earned(self, trajectories: Sequence[Trajectory]) -> list[Earned]:
         if not self._objective.charges_kl:
@@ -294,7 +314,8 @@ class Learner:
             return
         adapter = self.state.adapter
         with span("microbatch", fill=microbatch.fill, step=int(self.state.step) + 1):
-            tokens = int(np.sum(np.asarray(microbatch.sampled.mask)))
+            mask = np.asarray(microbatch.sampled.mask)
+            tokens = int(np.sum(mask))
             count("trainer_tokens", round(microbatch.fill * microbatch.tokens.size))
             count("trainer_sampled", tokens)
             microbatch = placement_of(self._base).split(microbatch)
@@ -304,6 +325,8 @@ class Learner:
             update.gradients, statistics = self._accumulate(
                 self._base, adapter, update.gradients, microbatch, reference, self.state.step
             )
+            if LOGPROBS in statistics:
+                update.logprobs.append((statistics[LOGPROBS], mask))
             update.statistics = add_statistics(update.statistics, statistics | self._fitted(update, microbatch))
             update.tokens += tokens
             update.microbatches += 1

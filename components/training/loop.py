@@ -343,7 +343,7 @@ class TrainingLoop:
 
     def _write_down(self, numbers: dict[str, Any], groups: Sequence[Group]) -> None:
         step = self.history.version
-        self._records.step(step, numbers, groups)
+        self._records.step(step, numbers, groups, self._learner.logprobs)
         say(_line(step, self._plan.steps, numbers))
         if not numbers["trained_tokens"]:
             say(f"step {step}: nothing was trained, as the rewards of each group were all equal")

@@ -17,7 +17,7 @@ from components.telemetry.progress import say
 from components.telemetry.refresh import Refresher
 from components.telemetry.run_files import METRICS, TRAJECTORIES, update_summary
 from components.telemetry.tool_calls import tool_numbers
-from components.training.trajectory_lines import TrajectoryLines
+from components.training.trajectory_lines import Logprobs, TrajectoryLines
 from components.types import Group, Outcome, Trajectory
 
 P = ParamSpec("P")
@@ -66,10 +66,12 @@ class RunRecords:
         if kind is None:
             self.flush()
 
-    def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
-        """Write one optimizer step down."""
+    def step(
+        self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group], logprobs: Logprobs | None = None
+    ) -> None:
+        """Write one optimizer step down; `logprobs` are the trainer's, where they are known."""
         self._step = step
-        self._later(self._write, step, numbers, groups)
+        self._later(self._write, step, numbers, groups, logprobs)
 
     def failed(self, trajectory: Trajectory) -> None:
         """Write a failed attempt down, with what the boundary said."""
@@ -80,10 +82,10 @@ class RunRecords:
         for each in tuple(self._unfinished):
             each.result()
 
-    def _write(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    def _write(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group], logprobs: Logprobs | None) -> None:
         numbers = {**numbers, "alerts": self._raised(step, numbers)}
         self._metrics.write(step, numbers)
-        for line in self._lines.step(step, groups):
+        for line in self._lines.step(step, groups, logprobs):
             self._trajectories.append(line)
         self._trajectories.sync()
         if self._outlets is not None:

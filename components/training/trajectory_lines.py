@@ -6,20 +6,23 @@ every failed attempt. `turns` holds what the policy saw and sampled, laid out so
     {"prompt": "Q: 2+2\nA:", "prompt_tokens": 9, "tokens": ["fo", "ur", "<end>"], "logprobs": [-0.1, -0.002, 0],
      "versions": [[3, 2], [4, 1]], "finish": "stop"}
 
-`prompt` is what came since the turn before, none of it trained on; `versions` are run lengths. The texts of the tokens
-join to the text of the turn: of a character that several tokens make, all but the last are empty. Past STEP_BYTES a
-step's lines have no `turns`, and past twice as much only failures and the best of each group are written.
+`prompt` is what came since the turn before, none of it trained on; `versions` are run lengths. `gaps`, where they are
+known, are the trainer's log-probs at the update minus those, which includes what it has learned since. The texts of the
+tokens join to the text of the turn: of a character that several tokens make, all but the last are empty. Past
+STEP_BYTES a step's lines have no `turns`, and past twice as much only failures and the best of each group are written.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from components.rollout.tokenizer import REPLACEMENT, Tokenizer
-from components.types import Group, Message, Trajectory, Turn
+from components.types import Group, Message, Trajectory
 
 STEP_BYTES = 128 * 1024
 """How many bytes of a step's lines may hold tokens."""
@@ -27,6 +30,9 @@ STEP_BYTES = 128 * 1024
 LONGEST_PROMPT = 2_000
 LONGEST_TEXT = 16_000
 """Characters of one prompt and of one message that are kept: the beginning and the end."""
+
+Logprobs = Mapping[tuple[str, int], np.ndarray]
+"""{(task, member): the trainer's log-probs of its sampled tokens}."""
 
 _LONGEST_CHARACTER = 8  # tokens that a character of UTF-8 can be spread over, with room for a joiner
 
@@ -79,25 +85,30 @@ class TrajectoryLines:
         """The line of a failed attempt. It is always written; of very many the texts are left out."""
         return self._line(step, trajectory, with_messages=self._spent < 4 * self._limit)
 
-    def step(self, step: int, groups: Sequence[Group]) -> list[str]:
-        """The lines of an optimizer step, which ends here."""
+    def step(self, step: int, groups: Sequence[Group], logprobs: Logprobs | None = None) -> list[str]:
+        """The lines of an optimizer step, which ends here; `logprobs` are the trainer's of what it trained on."""
+        logprobs = logprobs or {}
         kept = {id(max(group.trajectories, key=_reward)) for group in groups if group.trajectories}
         lines = []
         for trajectory in chosen(groups, step - 1):
             if id(trajectory) in kept or self._spent < 2 * self._limit:
-                lines.append(self._line(step, trajectory))
+                lines.append(self._line(step, trajectory, logprobs.get((trajectory.task.id, trajectory.member))))
         self._spent = 0
         return lines
 
-    def _line(self, step: int, trajectory: Trajectory, *, with_messages: bool = True) -> str:
-        record = trajectory_record(step, trajectory, self._tokenizer if self._spent < self._limit else None)
+    def _line(
+        self, step: int, trajectory: Trajectory, logprobs: np.ndarray | None = None, *, with_messages: bool = True
+    ) -> str:
+        record = trajectory_record(step, trajectory, self._tokenizer if self._spent < self._limit else None, logprobs)
         # In ASCII: a policy can write half of a surrogate pair, which no UTF-8 file can hold.
         line = json.dumps(record if with_messages else record | {"messages": []}, default=str, separators=(",", ":"))
         self._spent += len(line)
         return line
 
 
-def trajectory_record(step: int, trajectory: Trajectory, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
+def trajectory_record(
+    step: int, trajectory: Trajectory, tokenizer: Tokenizer | None = None, logprobs: np.ndarray | None = None
+) -> dict[str, Any]:
     """A trajectory as `trajectories.jsonl` holds it; without a tokenizer it has no `turns`.
 
     `calls` are its calls of tools, each [turn, tool, outcome, seconds].
@@ -127,7 +138,7 @@ def trajectory_record(step: int, trajectory: Trajectory, tokenizer: Tokenizer | 
             for call in turn.calls
         ],
         "messages": [_message(message) for message in trajectory.messages],
-        **({"turns": _turns(trajectory.turns, tokenizer)} if tokenizer and trajectory.turns else {}),
+        **({"turns": _turns(trajectory, tokenizer, logprobs)} if tokenizer and trajectory.turns else {}),
     }
 
 
@@ -140,10 +151,12 @@ def _message(message: Message) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value or key == "content"}
 
 
-def _turns(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _turns(trajectory: Trajectory, tokenizer: Tokenizer, logprobs: np.ndarray | None) -> list[dict[str, Any]]:
+    # Of another attempt, or of another epoch in the same step, there are as good as never equally many.
+    is_known = logprobs is not None and len(logprobs) == trajectory.generated_tokens
     records = []
-    seen = 0
-    for turn in turns:
+    seen = told = 0
+    for turn in trajectory.turns:
         completion = turn.completion
         added = turn.prompt_ids[seen:]
         seen = len(turn.prompt_ids) + len(completion.token_ids)
@@ -155,13 +168,17 @@ def _turns(turns: Sequence[Turn], tokenizer: Tokenizer) -> list[dict[str, Any]]:
             "versions": [[version, len(list(run))] for version, run in groupby(completion.versions)],
             "finish": completion.finish_reason,
         }
+        if logprobs is not None and is_known:
+            gaps = logprobs[told : told + len(completion.token_ids)] - np.asarray(completion.logprobs)
+            record["gaps"] = [_rounded(float(gap), 5) for gap in gaps]
+            told += len(completion.token_ids)
         records.append(record | ({"reward": turn.reward} if turn.reward else {}))
     return records
 
 
-def _rounded(value: float) -> float | None:
-    """To a thousandth of a nat; JSON has no infinity."""
-    return round(value, 3) + 0.0 if math.isfinite(value) else None
+def _rounded(value: float, digits: int = 3) -> float | None:
+    """JSON has no infinity."""
+    return round(value, digits) + 0.0 if math.isfinite(value) else None
 
 
 def _reward(trajectory: Trajectory) -> float:

@@ -52,6 +52,9 @@ class TrainState:
     critic: CriticState | None = None
 
 
+LOGPROBS = "logprobs"
+"""Beside the statistics of a micro-batch: the log-probs of its sampled tokens; 0 at padding. They are no sum."""
+
 Score = Callable[[Base, Adapter | None, Microbatch], Float[Array, "tokens"]]
 
 
@@ -132,7 +135,8 @@ def make_accumulate(
     `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `reference_logprobs`
     ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`; `version` is that of
     the adapter (`TrainState.step`) and needed for `mismatch_kl`. Statistics are sums of this micro-batch: the
-    objective's, and `entropy`; add them up over an optimizer step (`add_statistics`). `remat` is `forward`'s.
+    objective's, and `entropy`; add them up over an optimizer step (`add_statistics`). Beside them are LOGPROBS. `remat`
+    is `forward`'s.
     """
 
     def loss(
@@ -145,7 +149,8 @@ def make_accumulate(
         logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk, remat)
         total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version, entropy)
         entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
-        return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy)}
+        spoken = whole_beside(base, jax.lax.stop_gradient(jnp.where(microbatch.sampled.mask, logprobs, 0.0)))
+        return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy), LOGPROBS: spoken}
 
     def accumulate(
         base: Base,
@@ -202,6 +207,7 @@ def add_statistics(sums: Mapping[str, Array], added: Mapping[str, Array]) -> Sta
     return {
         key: jnp.maximum(value, sums.get(key, 0.0)) if key.endswith("_max") else value + sums.get(key, 0.0)
         for key, value in added.items()
+        if key != LOGPROBS
     }
 
 

@@ -154,9 +154,9 @@ class Measured(RunRecords):
         self._cpu = time.process_time()
         self.loop: TrainingLoop | None = None
 
-    def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group]) -> None:
+    def step(self, step: int, numbers: Mapping[str, Any], groups: Sequence[Group], *others: Any) -> None:
         """Keep the numbers of one step."""
-        super().step(step, numbers, groups)
+        super().step(step, numbers, groups, *others)
         before, self._cpu = self._cpu, time.process_time()
         if step > self._warm_up:
             assert self.loop is not None

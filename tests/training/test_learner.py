@@ -243,3 +243,18 @@ def test_a_member_that_said_nothing_is_compared_with_and_not_trained_on():
     assert made.add(group(trajectory(0, 1.0), silent)) is Fate.TRAINED
     made.finish()
     assert seen.advantages == [0.5, 0.5]
+
+
+def test_the_trainer_s_log_probs_of_what_it_trained_on_are_those_before_the_update():
+    made = learner()
+    members = [trajectory(0, 1.0, (0.0, 0.0)), trajectory(1, 0.0, length=3)]
+    made.add(Group(members[0].task, tuple(members)))
+    made.finish()
+    assert set(made.logprobs) == {("t", 0), ("t", 1)}
+    packing = PackingConfig(rows=8, row_length=12, capacities=(96,))
+    for member in members:
+        (microbatch,) = Packer(packing, lambda length: 1.0).pack([to_sample(member, 0.0)])
+        expected = np.asarray(SCORE(BASE, ADAPTER, microbatch))[np.asarray(microbatch.sampled.mask)]
+        assert made.logprobs["t", member.member].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    made.finish()
+    assert made.logprobs == {}

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -76,6 +77,18 @@ def test_turns_tell_prompt_tokens_logprobs_and_versions_as_run_lengths():
     ]
     assert record["staleness"] == 2
     assert "-0.0" not in json.dumps(record)
+
+
+def test_gaps_are_the_trainer_s_log_probs_minus_the_engine_s_turn_by_turn():
+    first = Turn(tuple(CHARACTERS.encode("hi")), completion("ab"))
+    seen = (*first.prompt_ids, *first.completion.token_ids)
+    trained = episode("t", member=3, turns=(first, Turn(seen, completion("c", logprob=-1.0))))
+    known = {("t", 3): np.array([-0.25, -0.5, -0.75])}
+    (line,) = TrajectoryLines(CHARACTERS).step(1, [group(trained)], known)
+    assert [turn["gaps"] for turn in json.loads(line)["turns"]] == [[0.0, -0.25], [0.25]]
+    for others in ({}, {("t", 2): known["t", 3]}, {("t", 3): np.zeros(2)}):
+        (line,) = TrajectoryLines(CHARACTERS).step(1, [group(trained)], others)
+        assert not any("gaps" in turn for turn in json.loads(line)["turns"])
 
 
 def test_without_a_tokenizer_there_are_messages_alone():
