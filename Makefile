@@ -33,7 +33,7 @@ compile: $(VENV)/.weights
 	$(BIN)/headrace compile
 
 figures: $(VENV)/.dev
-	for name in async_overlap decode orchestrator_scale weight_sync endurance chaos storage_faults quantised train_step load memory_plan learns parsers sandbox telemetry; do \
+	for name in async_overlap decode orchestrator_scale weight_sync endurance chaos storage_faults quantised train_step load memory_plan learns parsers sandbox report telemetry; do \
 	  echo "== $$name" >&2; $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
 # Needs uv, and no other rule does. torch and its CUDA libraries differ from machine to machine, so they stay out.

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
+from components.config import load
 from components.errors import ConfigError, Problem
 from components.telemetry import formatting
+from components.telemetry.alerts import AlertConfig, heartbeat
 from components.telemetry.clock import STARTING, idle_share
 from components.telemetry.run_files import METRICS, RunRecord, read_run
 from pipeline import manifest as manifests
@@ -44,13 +46,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A run's folder at one moment. `age` is how many seconds ago it last wrote; None where that is not known."""
+    """A run's folder at one moment. `age` is how many seconds ago it last wrote, None where that is not known;
+    `alert` what to tell of that.
+    """
 
     folder: str
     record: RunRecord
     state: State
     planned: int | None = None
     age: float | None = None
+    alert: str | None = None
 
     @property
     def step(self) -> int:
@@ -74,7 +79,9 @@ def look(folder: str, *, now: Callable[[], float] = time.time) -> Look:
     record = read_run(folder, trajectories=False)
     written = _last_written(folder)
     age = None if written is None else max(0.0, now() - written)
-    return Look(folder, record, _state(folder, record, age), _planned(folder), age)
+    train, state = _train_section(folder), _state(folder, record, age)
+    steps = train.get("steps")
+    return Look(folder, record, state, steps if isinstance(steps, int) else None, age, _heartbeat(train, state, age))
 
 
 def follow(
@@ -121,6 +128,8 @@ def state_text(seen: Look) -> str:
         text += f", step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")
     if seen.age is not None and seen.state is not State.FINISHED:
         text += f", last heard of {formatting.seconds(seen.age)} ago"
+    if seen.alert:
+        text += f"; {seen.alert}"
     if seen.state is State.DEAD:
         text += f"; no process works in {seen.folder}: go on with --resume, or see log.txt there"
     return _plain(text)
@@ -169,13 +178,22 @@ def _state(folder: str, record: RunRecord, age: float | None) -> State:
     return State.RUNNING if record.metrics else State.STARTING
 
 
-def _planned(folder: str) -> int | None:
+def _train_section(folder: str) -> Mapping[str, Any]:
+    """The train section of the run's manifest; empty where there is none."""
     try:
         manifest = json.loads(storage.read_text(storage.join(folder, manifests.MANIFEST)))
     except FileNotFoundError:
+        return {}
+    section = manifest.get("exact", {}).get("train")
+    return section if isinstance(section, dict) else {}
+
+
+def _heartbeat(train: Mapping[str, Any], state: State, age: float | None) -> str | None:
+    """The alert of a run that should write and does not."""
+    if age is None or state.is_end:
         return None
-    steps = manifest.get("exact", {}).get("train", {}).get("steps")
-    return steps if isinstance(steps, int) else None
+    rules = train.get("telemetry", {}).get("alerts", {})
+    return heartbeat(load(AlertConfig, rules, where="train.telemetry.alerts"), age)
 
 
 def _last_written(folder: str) -> float | None:

@@ -68,7 +68,8 @@ def picture(seen: Look) -> RenderableType:
             parts.append(_shares(role, found))
     if record.tokens:
         parts.append(_tokens(record.tokens))
-    parts += [Text(f"! {alert}", style="bold yellow") for alert in record.summary.get("alerts", ())]
+    alerts = [*record.summary.get("alerts", ()), *([seen.alert] if seen.alert else [])]
+    parts += [Text(f"! {alert}", style="bold yellow") for alert in alerts]
     title = Text(f"{record.summary.get('recipe', 'run')}  {seen.folder}", overflow="ellipsis", no_wrap=True)
     return Panel(Group(*parts), title=title, title_align="left", border_style="dim")
 

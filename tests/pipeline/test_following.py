@@ -153,6 +153,21 @@ def test_the_screen_shows_the_state_the_steps_and_where_time_goes(tmp_path: Path
     assert len([row for row in text.splitlines() if row.strip("│ ").startswith("11 ")]) == 1
 
 
+def test_a_run_that_works_and_is_silent_is_an_alert_with_the_recipes_own_limit(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, 2)
+
+    def later(seconds: float) -> str | None:
+        return look(str(folder), now=lambda: time.time() + seconds).alert
+
+    assert later(3600.0) is None  # dead, which is told otherwise
+    with storage.sole_process(folder / "train.lock", patience=0.0, on_wait=print):
+        assert later(60.0) is None
+        assert "more than 600 s" in str(later(3600.0))
+        manifest = {"exact": {"train": {"steps": 4, "telemetry": {"alerts": {"max_heartbeat_seconds": 30.0}}}}}
+        storage.write_text(str(folder / "manifest.json"), json.dumps(manifest))
+        assert "more than 30 s" in str(later(60.0))
+
+
 def test_a_name_is_no_markup_of_the_terminal(tmp_path: Path) -> None:
     run_folder(tmp_path, 1, summary={"recipe": "[bold]x[/]", "alerts": ["[red]look[/red] here"]})
     console = Console(file=io.StringIO(), width=120, color_system=None)
