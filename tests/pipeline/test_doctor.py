@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
+from components.environments.arithmetic import Arithmetic
+from components.environments.environment import Observation
 from components.environments.sandbox.detection import reason_against
 from components.errors import ConfigError
 from components.model.architecture import Architecture
 from components.model.footprint import base_parameters, bytes_of
 from components.model.lora import LoraConfig
 from components.training.initialise import InitConfig, starting_shapes
+from components.types import Task
 from pipeline.doctor import diagnose, examine, isolation_in_force
 from pipeline.recipe import load_recipe
 
@@ -259,3 +262,28 @@ def test_a_module_that_does_not_import_is_told_with_its_own_error(
     monkeypatch.syspath_prepend(str(tmp_path))
     problems = diagnose(load_recipe("smoke", {"environment.use": "half_written:X"}))["problems"]
     assert any("importing half_written raised SyntaxError" in problem["message"] for problem in problems)
+
+
+class UnopenedArithmetic(Arithmetic):
+    """Cannot start an episode."""
+
+    async def reset(self, task: Task) -> Observation:
+        raise RuntimeError("no database")
+
+
+def test_an_environment_that_cannot_be_reset_is_told() -> None:
+    found = problems_with(environment__use=f"{__name__}:UnopenedArithmetic")
+    assert len(found) == 2
+    assert all("a dry episode failed (environment): reset of task" in each for each in found)
+    assert all(each.endswith("raised RuntimeError: no database") for each in found)
+
+
+def test_an_environment_that_is_not_there_has_no_isolation() -> None:
+    assert isolation_in_force(load_recipe("smoke", {"environment.use": "arithmetik"})) == ""
+    (problem,) = problems_with(environment__use="arithmetik")
+    assert problem.endswith("did you mean arithmetic?")
+
+
+def test_a_renderer_that_does_not_fit_is_named_by_its_key() -> None:
+    (problem,) = problems_with(environment__renderer="llama3")
+    assert problem.startswith("environment.renderer: ")

@@ -132,6 +132,18 @@ def test_what_cannot_be_tried_is_told(capsys: pytest.CaptureFixture[str], argume
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [(b"\xff\xfe", "not UTF-8 at byte 0"), (b"", "holds no message"), (b'{"contents": "4"}', "neither content nor")],
+)
+def test_a_file_that_is_no_script_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, held: bytes, told: str
+) -> None:
+    (tmp_path / "script").write_bytes(held)
+    assert main(["env", "try", *COUNTDOWN, "--policy", str(tmp_path / "script"), *BYTES]) != 0
+    assert told in capsys.readouterr().err
+
+
 def test_every_environment_that_comes_with_headrace_is_listed_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()

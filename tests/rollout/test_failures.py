@@ -348,7 +348,7 @@ def test_junk_where_the_tools_should_be_is_a_failure():
         def tools(self):
             raise KeyError("no tools yet")
 
-    assert "tools must be a tuple of Tool, not ('calculator',)" in play(Odd()).failure.message
+    assert "tools must be a tuple of functions under @tool, not ('calculator',)" in play(Odd()).failure.message
     assert "no tools yet" in play(Raising()).failure.message
 
 

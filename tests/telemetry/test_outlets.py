@@ -1,6 +1,7 @@
 """Each outlet against the program that it is for, or against a server that reads what that program would."""
 
 import json
+import socket
 import struct
 import threading
 import urllib.request
@@ -149,8 +150,24 @@ def test_an_outlet_that_fails_is_told_of_once_and_costs_the_run_nothing(tmp_path
         record("weight_sync", 0.0, 1.0)
         outlets.step(step, NUMBERS)
     outlets.close()
-    assert capsys.readouterr().err.count("traces gets nothing more") == 1
+    assert capsys.readouterr().err.count("OTLP gets nothing more") == 1
     assert (tmp_path / "tensorboard").exists()
+    assert len((tmp_path / "spans.jsonl").read_text().splitlines()) == 2  # the file goes on
+
+
+def test_a_port_that_is_taken_and_a_tracker_that_is_not_there_cost_the_run_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mlflow, "wanted", lambda: pytest.importorskip("mlflow") is not None)
+    monkeypatch.setenv(mlflow.VARIABLE, "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        outlets = opened(tmp_path, spans=False, prometheus_port=taken.getsockname()[1])
+    for step in (1, 2):
+        outlets.step(step, NUMBERS)
+    outlets.close()
+    told = capsys.readouterr().err
+    assert told.count("Prometheus gets nothing") == told.count("MLflow gets nothing more") == 1
 
 
 def test_mlflow_gets_parameters_and_numbers_and_finds_a_run_again(tmp_path, monkeypatch):

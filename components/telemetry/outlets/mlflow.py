@@ -1,7 +1,8 @@
 """Numbers, parameters and files of a run -> an MLflow tracking server, where `MLFLOW_TRACKING_URI` names one.
 
 The package (`mlflow` or `mlflow-skinny`) is an extra: `pip install 'headrace[mlflow]'`. The variable is MLflow's own
-way of saying where its server is, and the one that its users set; without it nothing is sent.
+way of saying where its server is, and the one that its users set; without it nothing is sent. The server is first
+spoken to with the first step's numbers, and is given up sooner than MLflow would by itself: after seconds, not minutes.
 """
 
 import importlib.util
@@ -15,6 +16,7 @@ from components.telemetry.progress import say
 VARIABLE = "MLFLOW_TRACKING_URI"
 _LONGEST = 500  # characters that MLflow takes in the value of a parameter
 _BATCH = 100  # parameters in one request
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 def wanted() -> bool:
@@ -33,22 +35,16 @@ class MlFlow:
     name = "MLflow"
 
     def __init__(self, run_folder: str, *, experiment: str, parameters: Mapping[str, Any]) -> None:
-        from mlflow import MlflowClient  # an extra, and a slow import
-
-        self._client = MlflowClient()
-        found = self._client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else self._client.create_experiment(experiment)
-        known = self._client.search_runs([number], f"tags.run_folder = '{_quoted(run_folder)}'", max_results=1)
-        name = run_folder.rstrip("/").rsplit("/", 1)[-1]
-        run = known[0] if known else self._client.create_run(number, run_name=name, tags={"run_folder": run_folder})
-        self.run_id = run.info.run_id
-        if not known:
-            self._parameters(parameters)
+        self._folder, self._experiment, self._settings = run_folder, experiment, parameters
+        self._client: Any = None
+        self.run_id = ""
 
     def step(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Every number of the step, in one request."""
         import time
 
+        if not self.run_id:
+            self._open()
         from mlflow.entities import Metric
 
         moment = int(1000 * time.time())
@@ -57,14 +53,30 @@ class MlFlow:
 
     def close(self) -> None:
         """The run has ended, as far as this process goes."""
-        self._client.set_terminated(self.run_id)
+        if self.run_id:
+            self._client.set_terminated(self.run_id)
 
-    def _parameters(self, parameters: Mapping[str, Any]) -> None:
+    def _open(self) -> None:
+        for name, value in _PATIENCE.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient  # an extra, and a slow import
+
+        self._client, folder = MlflowClient(), self._folder
+        found = self._client.get_experiment_by_name(self._experiment)
+        number = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        known = self._client.search_runs([number], f"tags.run_folder = '{_quoted(folder)}'", max_results=1)
+        name = folder.rstrip("/").rsplit("/", 1)[-1]
+        run = known[0] if known else self._client.create_run(number, run_name=name, tags={"run_folder": folder})
+        if not known:
+            self._parameters(run.info.run_id)
+        self.run_id = run.info.run_id
+
+    def _parameters(self, run_id: str) -> None:
         from mlflow.entities import Param
 
-        params = [Param(name, str(value)[:_LONGEST]) for name, value in _leaves(parameters)]
+        params = [Param(name, str(value)[:_LONGEST]) for name, value in _leaves(self._settings)]
         for start in range(0, len(params), _BATCH):
-            self._client.log_batch(self.run_id, params=params[start : start + _BATCH])
+            self._client.log_batch(run_id, params=params[start : start + _BATCH])
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

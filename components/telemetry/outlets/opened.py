@@ -13,6 +13,7 @@ from components.telemetry.outlets.outlet import Outlet, Outlets
 from components.telemetry.outlets.prometheus import Prometheus
 from components.telemetry.outlets.tensorboard import TensorBoard
 from components.telemetry.outlets.traces import SpanFile, Traces, TraceWriter
+from components.telemetry.progress import say
 
 
 @config
@@ -43,12 +44,14 @@ def open_outlets(
     writers: list[TraceWriter] = [SpanFile(run_folder)] if settings.spans else []
     if settings.otlp_endpoint:
         writers.append(OtlpWriter(settings.otlp_endpoint, run=run_folder, model=model, environment=environment))
-    if writers:
-        outlets.append(Traces(writers, run=run_folder, keep_every=settings.keep_every))
+    outlets += [Traces(writer, run=run_folder, keep_every=settings.keep_every) for writer in writers]
     if settings.tensorboard:
         outlets.append(TensorBoard(run_folder))
     if settings.prometheus_port is not None:
-        outlets.append(Prometheus(settings.prometheus_port))
+        try:
+            outlets.append(Prometheus(settings.prometheus_port))
+        except OSError as error:  # Another run of this machine has the port, as a rule.
+            say(f"Prometheus gets nothing of this run: port {settings.prometheus_port}: {error}")
     if mlflow.wanted():
         outlets.append(mlflow.MlFlow(run_folder, experiment=settings.mlflow_experiment, parameters=parameters))
     return Outlets(outlets)

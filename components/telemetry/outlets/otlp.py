@@ -34,6 +34,8 @@ NAMES = {
 class OtlpWriter:
     """Sends to `ENDPOINT/v1/traces`, 2000 spans in a request. Raises OSError where the collector does not take them."""
 
+    name = "OTLP"
+
     def __init__(self, endpoint: str, *, run: str, model: str, environment: str) -> None:
         self._url = endpoint.rstrip("/") + ("" if endpoint.rstrip("/").endswith(PATH) else PATH)
         self._resource = {"service.name": "headrace", "headrace.run": run}

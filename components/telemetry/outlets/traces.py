@@ -16,7 +16,9 @@ FILE_BYTES = 64 * 1024 * 1024
 
 @runtime_checkable
 class TraceWriter(Protocol):
-    """Where nodes go."""
+    """Where nodes go. `name` is for people."""
+
+    name: str
 
     def write(self, nodes: Sequence[Node]) -> None:
         """Take some, children and parents in any order."""
@@ -30,29 +32,27 @@ class TraceWriter(Protocol):
 class Traces:
     """An outlet that reads the spans at each step. `keep_every` n keeps one episode in n, and every one that failed."""
 
-    name = "traces"
-
-    def __init__(self, writers: Sequence[TraceWriter], *, run: str, keep_every: int) -> None:
-        self._writers = writers
+    def __init__(self, writer: TraceWriter, *, run: str, keep_every: int) -> None:
+        self.name = writer.name
+        self._writer = writer
         self._episodes = EpisodeTraces(keep_every, run=run)
         self._tail = Tail()
 
     def step(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Hand on what was recorded since the last step."""
-        nodes = self._episodes.add(self._tail.read())
-        for writer in self._writers:
-            writer.write(nodes)
+        self._writer.write(self._episodes.add(self._tail.read()))
 
     def close(self) -> None:
         """Hand on the rest."""
         self.step(0, {})
         self._tail.close()
-        for writer in self._writers:
-            writer.close()
+        self._writer.close()
 
 
 class SpanFile:
     """One object a line: name, unix seconds of start and end, ids, thread, attributes."""
+
+    name = SPANS
 
     def __init__(self, run_folder: str) -> None:
         self._log = storage.LineLog(storage.join(run_folder, SPANS))

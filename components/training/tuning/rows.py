@@ -73,8 +73,9 @@ def read_rows(files: Sequence[str], *, compares: bool, min_reward: float | None,
     if problems and not skip:
         raise DataError(problems)
     if not talks:
-        reasons = f"{len(problems)} are bad, {below} have a lower reward than {min_reward}"
-        raise DataError([*problems, Problem("tune.rows.files", tuple(files), f"no row is left: {reasons}")])
+        lower = "" if min_reward is None else f", {below} have a lower reward than {min_reward}"
+        message = f"no row is left: {len(problems)} are bad{lower}" if problems or below else "hold no row"
+        raise DataError([*problems, Problem("tune.rows.files", ", ".join(files), message)])
     return Rows(tuple(talks), tuple(problems), below)
 
 
@@ -87,7 +88,7 @@ def _conversation(fields: Mapping[str, Any], place: str) -> Talk:
         first = next((i for i, message in enumerate(messages) if message.role is Role.ASSISTANT), None)
         if first is None:
             raise DataError(
-                Problem(f"{place}: messages", [each.role for each in messages], "the assistant says nothing")
+                Problem(f"{place}: messages", [str(each.role) for each in messages], "the assistant says nothing")
             )
         # What comes behind the last answer, as in a trajectory that a tool ended, is nothing to learn from.
         last = max(i for i, message in enumerate(messages) if message.role is Role.ASSISTANT)

@@ -59,9 +59,11 @@ class RowsConfig:
     def __post_init__(self) -> None:
         if bool(self.files) == (self.demonstrations is not None):
             given = "both" if self.files else "neither"
-            raise ConfigError(Problem("rows", given, "give either files or demonstrations"))
+            raise ConfigError(Problem("tune.rows", given, "give either files or demonstrations"))
         if self.demonstrations is not None and self.min_reward is not None:
-            raise ConfigError(Problem("rows.min_reward", self.min_reward, "changes nothing: demonstrations have none"))
+            raise ConfigError(
+                Problem("tune.rows.min_reward", self.min_reward, "changes nothing: demonstrations have none")
+            )
 
 
 @config
@@ -76,7 +78,7 @@ class DpoConfig:
     def __post_init__(self) -> None:
         if self.loss is PreferenceLoss.IPO and self.label_smoothing:
             message = "changes nothing with loss: ipo, which is not made of probabilities"
-            raise ConfigError(Problem("dpo.label_smoothing", self.label_smoothing, message))
+            raise ConfigError(Problem("tune.dpo.label_smoothing", self.label_smoothing, message))
 
 
 @config
