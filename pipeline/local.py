@@ -59,8 +59,8 @@ class StepFailedError(HeadraceError):
 
     def __init__(self, step: str, message: str, folder: Path) -> None:
         super().__init__(
-            f"{message}\n\nThe step {step} failed; its whole output is in {folder / LOG}. What is done is kept: "
-            f"the same command with --resume {folder} goes on from there"
+            f"{message}\n\nThe step {step} failed; its whole output is in {folder / LOG}. Optimizer steps "
+            f"are kept: the same command with --resume {folder} goes on from them, and makes again what comes before"
         )
         self.step = step
 

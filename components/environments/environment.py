@@ -307,12 +307,17 @@ def environment_factory(
         return environment
 
     try:
-        make()
+        made = make()
     except ConfigError:
         raise
     except Exception as error:  # The boundary to a constructor of others.
         message = f"making it raised {type(error).__name__}: {error}"
         raise ConfigError(Problem(where, f"{name} with options {options}", message)) from error
+    if isinstance(made, ToolEnvironment):
+        names = [tool.name for tool in made.tools if isinstance(tool, Tool)]
+        if twice := sorted({each for each in names if names.count(each) > 1}):
+            message = "two tools have this name, and a call could mean either; give tool(..., name=...) to one of them"
+            raise ConfigError([Problem(f"{where}: tools of {name}", each, message) for each in twice])
     return make
 
 

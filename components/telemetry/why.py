@@ -28,8 +28,8 @@ ADVICE = {
     "admission": "too few episodes run at once, and rows of the engine stand empty: raise "
     "train.rollout.max_concurrency, or set it to auto",
     "failed attempts": "episodes break and are played again: trajectories.jsonl holds each failure and its reason",
-    "compilation": "the engine compiles while the trainer waits: shapes differ from step to step, or a cache is cold; "
-    "see the `compile` spans in trace.json",
+    "engine compiling": "the engine compiles while the trainer waits: shapes differ from step to step, or its "
+    "cache is cold; see the `compile` spans in trace.json",
     COMPILING: "programs are compiled again and again: shapes differ from step to step (train.packing.capacities, "
     "train.engine.prefill_chunk); only the first steps of a run should compile",
     "weight sync": "new weights take long to prove and to swap: use a smaller adapter",
@@ -37,18 +37,20 @@ ADVICE = {
 }
 
 
+_AT_FIRST = 2
+"""Optimizer steps that must compile what they run."""
+
+_ONLY_AT_FIRST = f"only the first {_AT_FIRST} steps compiled, as they must; a longer run loses less to it"
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Time that did not train: `seconds` of the whole run, and their `share` of its wall time after the start."""
+    """Time that did not train: `seconds` of the whole run, their `share` of its wall time, and what to do."""
 
     cause: str
     seconds: float
     share: float
-
-    @property
-    def advice(self) -> str:
-        """What to look at."""
-        return ADVICE.get(self.cause, "look at the trace")
+    advice: str
 
 
 def losses(run: RunRecord) -> list[Loss]:
@@ -62,8 +64,23 @@ def losses(run: RunRecord) -> list[Loss]:
         if is_waiting(state) or state in ADVICE:
             cause = state.removeprefix("waiting for ")
             lost[cause] = lost.get(cause, 0.0) + seconds
-    found = [Loss(cause, seconds, seconds / wall) for cause, seconds in lost.items() if seconds > 0]
+    found = [
+        Loss(cause, seconds, seconds / wall, _advice(run, cause)) for cause, seconds in lost.items() if seconds > 0
+    ]
     return sorted(found, key=lambda loss: -loss.seconds)
+
+
+def _advice(run: RunRecord, cause: str) -> str:
+    if cause in (COMPILING, "engine compiling"):
+        later = [line for line in run.metrics if line["step"] > _AT_FIRST]
+        compiled = sum(line.get("trainer_seconds", {}).get(_state(cause), 0.0) for line in later)
+        if compiled < SMALL * sum(line.get("seconds", 0.0) for line in later) or not later:
+            return _ONLY_AT_FIRST
+    return ADVICE.get(cause, "look at the trace")
+
+
+def _state(cause: str) -> str:
+    return cause if cause == COMPILING else f"waiting for {cause}"
 
 
 def unaccounted_share(run: RunRecord) -> float:

@@ -3,7 +3,7 @@
     trainer   waiting for generation | tools | graders | environments   what the last member of the awaited group did
                           group completion                              the others had ended, and it was still sampling
                           admission | failed attempts                   it had not begun: no room, or a broken attempt
-                          compilation                                   the engine was compiling meanwhile
+                          engine compiling                              the engine was compiling meanwhile
     engine    waiting for tools | graders | environments                what most episodes did that asked for no tokens
                           trainer | weight sync | checkpoint            no episode may begin before the next version
 
@@ -61,7 +61,7 @@ class Stalls:
         compiling = min(self._compile_seconds() - self._compiled, sampling)
         if sampling and compiling:
             causes |= {cause: causes[cause] * (1 - compiling / sampling) for cause in _SAMPLING if cause in causes}
-            causes["compilation"] = compiling
+            causes["engine compiling"] = compiling
         if self._starved:
             causes["admission"] = causes.get("admission", 0.0) + sum(causes.pop(cause, 0.0) for cause in _SAMPLING)
         self._trainer.reassign(WAITING, {f"waiting for {cause}": seconds for cause, seconds in causes.items()})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from components import storage
 from components.errors import ConfigError, Problem
+from components.telemetry.metrics import read_metrics
 from components.telemetry.progress import say
 from components.telemetry.run_files import METRICS, SUMMARY, read_run
 from components.telemetry.why import explained
@@ -47,9 +48,10 @@ def profile(options: argparse.Namespace) -> int:
     from components.training.replay import replay as replay_run
 
     steps = StepRange.parse(options.steps, "--steps")
-    made = replay_run(options.run_folder, profile=steps, on_step=lambda step: say(f"step {step.version}, same"))
-    if made.steps < steps.first:
-        raise ConfigError(Problem("--steps", options.steps, f"the run has made {made.steps} steps"))
+    made = max((line["step"] for line in read_metrics(storage.join(options.run_folder, METRICS))), default=0)
+    if made < steps.last:
+        raise ConfigError(Problem("--steps", options.steps, f"the run has made {made} steps"))
+    replay_run(options.run_folder, profile=steps, on_step=lambda step: say(f"step {step.version}, same"))
     print(storage.join(options.run_folder, FOLDER))
     return OK
 

@@ -223,3 +223,16 @@ def test_a_grade_that_blocks_fails_its_own_episode_and_not_the_run():
 
     # The event loop went on while the grader slept.
     assert asyncio.run(play()) > 5
+
+
+class Twice(Vault):
+    """Has a tool twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tools = (self.tools[0], self.tools[0])
+
+
+def test_two_tools_of_one_name_are_refused_before_anything_runs():
+    with pytest.raises(ConfigError, match=r"tools of .*Twice: two tools have this name.*look"):
+        environment_factory(f"{__name__}:Twice")
