@@ -126,18 +126,26 @@ def test_through_a_pipe_come_plain_lines_and_the_exit_code_says_how_it_ended(
     assert main(["watch", str(folder)]) == 0
 
 
+def heed_ctrl_c() -> None:
+    """Tests that run in the background inherit that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_leaves_quietly(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, 2)
     with storage.sole_process(folder / "train.lock", patience=0.0, on_wait=print):
         line = [sys.executable, "-m", "pipeline.cli", "watch", str(folder), "--every", "60"]
-        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as watching:
+        with subprocess.Popen(line, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c) as watching:
             assert watching.stderr is not None
-            assert watching.stderr.readline().startswith("step 1/4")
-            while "running" not in watching.stderr.readline():
-                pass
-            watching.send_signal(signal.SIGINT)
-            assert watching.wait(timeout=60) == 0
-            assert watching.stderr.read() == ""
+            try:
+                assert watching.stderr.readline().startswith("step 1/4")
+                while "running" not in watching.stderr.readline():
+                    pass
+                watching.send_signal(signal.SIGINT)
+                assert watching.wait(timeout=60) == 0
+                assert watching.stderr.read() == ""
+            finally:
+                watching.kill()
 
 
 def test_the_screen_shows_the_state_the_steps_and_where_time_goes(tmp_path: Path) -> None:
