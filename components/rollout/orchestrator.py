@@ -165,24 +165,30 @@ class Orchestrator:
         return self._episodes
 
     @property
-    def full(self) -> bool:
-        """Whether `concurrency` leaves no room for another group."""
-        return self._episodes > 0 and self._episodes + self._settings.group_size > self.concurrency
+    def crowded(self) -> bool:
+        """Whether another task might start now, if `concurrency` left room for its group."""
+        return self._full and self._accepted + len(self._running) < self._ahead
 
     @property
     def buffered_groups(self) -> int:
         """Groups that are complete and not handed on yet."""
         return self._complete.qsize() + len(self._early)
 
-    def _admit(self) -> None:
+    @property
+    def _ahead(self) -> int:
+        """How many groups may have been accepted or be running, at the present version."""
         settings = self._settings
-        while True:
-            ahead = min(self._version + settings.max_staleness + 1, self._last_version) * settings.tasks_per_step
-            if self.full or self._accepted + len(self._running) >= ahead:
-                return
+        return min(self._version + settings.max_staleness + 1, self._last_version) * settings.tasks_per_step
+
+    @property
+    def _full(self) -> bool:
+        return self._episodes > 0 and self._episodes + self._settings.group_size > self.concurrency
+
+    def _admit(self) -> None:
+        while not self._full and self._accepted + len(self._running) < self._ahead:
             admission = next(self._admissions)
             self._admitted.append(admission.position)
-            self._episodes += settings.group_size
+            self._episodes += self._settings.group_size
             task = asyncio.create_task(self._play_group(admission), name=f"group of task {admission.task.id}")
             self._running.add(task)
             task.add_done_callback(self._finished)

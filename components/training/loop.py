@@ -292,7 +292,7 @@ class TrainingLoop:
         """The next group, or None when the run is stopped first."""
         group = asyncio.ensure_future(anext(orchestrator))
         stopped = asyncio.ensure_future(self._stop.wait())
-        self._stalls.begin(full=orchestrator.full)
+        self._stalls.begin(crowded=orchestrator.crowded)
         done, _ = await asyncio.wait((group, stopped), timeout=0)
         if not done:
             self._session.trainer_waits(True)

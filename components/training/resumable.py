@@ -27,7 +27,7 @@ FREE = (
 )
 """Keys, and sections, that say how the rest of a run is played and not what its steps compute."""
 
-_SCHEDULES = ("train.optimizer.schedule", "train.critic.optimizer.schedule")
+_SCHEDULE, _CRITICS_SCHEDULE = "train.optimizer.schedule", "train.critic.optimizer.schedule"
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], free: Iterable[str] = FREE) -> None:
@@ -36,7 +36,11 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], free: Iter
     The number of steps may change too, unless the learning rate depends on it.
     """
     old, new = flattened(before), flattened(now)
-    constant = all(each.get(key, "constant") == "constant" for each in (old, new) for key in _SCHEDULES)
+    # A critic without an optimizer of its own has the policy's.
+    constant = all(
+        each.get(_SCHEDULE) == "constant" and each.get(_CRITICS_SCHEDULE, "constant") == "constant"
+        for each in (old, new)
+    )
     allowed = (*free, "train.steps") if constant else tuple(free)
     problems = [
         Problem(key, new.get(key), f"the run was started with {old.get(key)!r}; resume with that, or start a new run")

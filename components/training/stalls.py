@@ -34,8 +34,9 @@ class Stalls:
         self._timelines: dict[tuple[str, int], list[Timeline]] = {}
         self._ages: list[float] = []
         self._since = 0.0
-        self._starved = False
+        self._crowded = False
         self._compiled = 0.0
+        self._decoded = (0, 0)
 
     def open(self, sequence: SequenceId) -> Timeline:
         """The timeline of an episode that begins."""
@@ -43,12 +44,10 @@ class Stalls:
         self._timelines.setdefault((sequence.task_id, sequence.epoch), []).append(timeline)
         return timeline
 
-    def begin(self, *, full: bool) -> None:
-        """The trainer begins to wait. `full`: there is no room for another group of episodes."""
-        self._since, self._compiled = now(), self._compile_seconds()
-        engine = self._engine.statistics()
-        busy = engine.live_slots + engine.waiting_requests
-        self._starved = full and busy < _MAX_SHARE * (self._engine.config.rows or self._engine.config.slots)
+    def begin(self, *, crowded: bool) -> None:
+        """The trainer begins to wait. `crowded`: more episodes might go on, if there were room for them."""
+        self._since, self._crowded = now(), crowded
+        self._compiled, self._decoded = self._compile_seconds(), self._dispatches()
         self._trainer.switch(WAITING)
 
     def end(self, state: str, group: Group | None) -> None:
@@ -62,7 +61,7 @@ class Stalls:
         if sampling and compiling:
             causes |= {cause: causes[cause] * (1 - compiling / sampling) for cause in _SAMPLING if cause in causes}
             causes["engine compiling"] = compiling
-        if self._starved:
+        if self._crowded and self._rows_used() < _MAX_SHARE:
             causes["admission"] = causes.get("admission", 0.0) + sum(causes.pop(cause, 0.0) for cause in _SAMPLING)
         self._trainer.reassign(WAITING, {f"waiting for {cause}": seconds for cause, seconds in causes.items()})
 
@@ -88,6 +87,16 @@ class Stalls:
         # Work on the worker thread, a proof or a save: the clock's state names it.
         state = self._trainer.state
         self._engine.idle_because(cause or (state if state in ("weight sync", "checkpoint") else "trainer"))
+
+    def _dispatches(self) -> tuple[int, int]:
+        """Rows that were decoded so far, and those that there was place for."""
+        engine = self._engine.statistics()
+        return engine.decoded_rows, engine.decode_dispatches * engine.rows
+
+    def _rows_used(self) -> float:
+        """The share of rows in use since the trainer began to wait."""
+        rows, places = (after - before for after, before in zip(self._dispatches(), self._decoded, strict=True))
+        return rows / places if places else 0.0
 
     def _compile_seconds(self) -> float:
         return self._engine.clock.totals().get(COMPILING, 0.0)

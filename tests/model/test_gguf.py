@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import jax
 import numpy as np
 import pytest
