@@ -149,9 +149,9 @@ class RunRecord:
 
     summary: Mapping[str, Any] = field(default_factory=dict)
     metrics: Sequence[Mapping[str, Any]] = ()
-    tuning: Sequence[Mapping[str, Any]] = ()
     measures: Sequence[Mapping[str, Any]] = ()
     trajectories: Sequence[Mapping[str, Any]] = ()
+    tuning: Sequence[Mapping[str, Any]] = ()
 
     @property
     def tokens(self) -> dict[str, int | float]:
