@@ -37,10 +37,7 @@ ADVICE = {
 }
 
 
-_AT_FIRST = 2
-"""Optimizer steps that must compile what they run."""
-
-_ONLY_AT_FIRST = f"only the first {_AT_FIRST} steps compiled, as they must; a longer run loses less to it"
+_ONLY_AT_FIRST = "only the first steps compiled, as they must, each shape once; a longer run loses less to it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +69,9 @@ def losses(run: RunRecord) -> list[Loss]:
 
 def _advice(run: RunRecord, cause: str) -> str:
     if cause in (COMPILING, "engine compiling"):
-        later = [line for line in run.metrics if line["step"] > _AT_FIRST]
+        later = run.metrics[len(run.metrics) // 2 :]
         compiled = sum(line.get("trainer_seconds", {}).get(_state(cause), 0.0) for line in later)
-        if compiled < SMALL * sum(line.get("seconds", 0.0) for line in later) or not later:
+        if compiled < SMALL * sum(line.get("seconds", 0.0) for line in later):
             return _ONLY_AT_FIRST
     return ADVICE.get(cause, "look at the trace")
 

@@ -37,8 +37,8 @@ def step_numbers(before: Reading, after: Reading, *, slots: int, peak: float | N
         # What is in flight is a level; the others are what this step added.
         "tokens": {**difference(after.tokens, before.tokens), "in_flight": after.tokens["in_flight"]},
         "tokens_generated_so_far": after.tokens["generated"],
-        "trainer_seconds": difference(after.trainer, before.trainer),
-        "engine_seconds": difference(after.engine.seconds, before.engine.seconds),
+        "trainer_seconds": _spent(after.trainer, before.trainer),
+        "engine_seconds": _spent(after.engine.seconds, before.engine.seconds),
         "rollout_tokens_per_second": generated / seconds if seconds else 0.0,
         "prefix_reuse_share": reused / max(reused + prefilled, 1),
         "recomputed_share": recomputed / max(prefilled, 1),
@@ -50,3 +50,8 @@ def step_numbers(before: Reading, after: Reading, *, slots: int, peak: float | N
         "seconds": seconds,
         "resident_bytes": resident_bytes(),
     }
+
+
+def _spent(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    """Seconds by state, of the states in which there was any."""
+    return {state: seconds for state, seconds in difference(after, before).items() if seconds}
