@@ -75,39 +75,55 @@ _started_unix = time.time() - now()
 class span:  # noqa: N801 - used like a function
     """`with span("prefill", tokens=512):` records how long the block took, also when it raises."""
 
-    __slots__ = ("_annotation", "_attributes", "_name", "_start")
+    __slots__ = ("_attributes", "_name", "_start")
 
     def __init__(self, name: str, **attributes: Any) -> None:
         self._name = name
         self._attributes = attributes
 
     def __enter__(self) -> None:
-        self._annotation = None
-        if _annotate is not None:
-            self._annotation = _annotate(self._name, **self._attributes)
-            self._annotation.__enter__()
+        if _annotations is not None:
+            _annotations.open(self._name, self._attributes)
         self._start = now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _local.append((self._name, self._start, now(), self._attributes))
-        if self._annotation is not None:
-            self._annotation.__exit__(kind, error, trace)
+        if _annotations is not None:
+            _annotations.close()
 
 
-_annotate: Callable[..., AbstractContextManager[Any]] | None = None
+class _Annotations(threading.local):
+    """Those of a profiler that the calling thread has open, the innermost last."""
+
+    def __init__(self, make: Callable[..., AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._open: list[AbstractContextManager[Any]] = []
+
+    def open(self, name: str, attributes: Mapping[str, Any]) -> None:
+        annotation = self._make(name, **attributes)
+        annotation.__enter__()
+        self._open.append(annotation)
+
+    def close(self) -> None:
+        # A span that was open when the profiler began has none.
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+_annotations: _Annotations | None = None
 
 
 @contextmanager
 def annotate_with(annotation: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]:
     """For the length of a block, every `span` is also an `annotation(name, **attributes)` of a profiler."""
-    global _annotate
-    _annotate = annotation
+    global _annotations
+    _annotations = _Annotations(annotation)
     try:
         yield
     finally:
-        _annotate = None
+        _annotations = None
 
 
 def record(name: str, start: float, end: float, **attributes: Any) -> None:

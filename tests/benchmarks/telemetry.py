@@ -1,6 +1,6 @@
 """What watching costs: throughput of the smoke run with everything on over everything off, and one span.
 
-"On" is every outlet that needs no server of others, all spans, all alerts, a Prometheus endpoint, and the
+"On" is every outlet that needs no server of others, spans, all alerts, a Prometheus endpoint, and the
 report that is made anew while the run goes on; "off" records nothing but metrics.jsonl. Runs alternate in one process,
 from one start, after one that nobody counts; the first steps, which compile, do not count either.
 
@@ -32,7 +32,7 @@ PAIRS, QUICK_PAIRS = 5, 2
 COMPILING_STEPS = 5
 SPANS = 500_000
 
-ON = {"keep_every": 1, "prometheus_port": 0}
+ON = {"prometheus_port": 0}
 OFF = {
     "tensorboard": False,
     "spans": False,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
+from tensorboardX.proto.summary_pb2 import Summary
 
 from components import storage
 from components.telemetry.outlets.outlet import scalars
@@ -26,9 +27,9 @@ class TensorBoard:
 
     def step(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Write every number of the step, named by its path."""
-        for name, value in scalars(numbers):
-            if name != "step":
-                self._writer.add_scalar(name, value, step)
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(numbers) if name != "step"]
+        # All in one event: one by one they take twenty times as long, and Python's lock with it.
+        self._writer.file_writer.add_summary(Summary(value=values), step)
         if self._target and step % self._upload_every == 0:
             self._upload()
 
