@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from components.telemetry.outlets import mlflow
 from components.telemetry.outlets.opened import TelemetryConfig, open_outlets
-from components.telemetry.outlets.outlet import Outlets, scalars
+from components.telemetry.outlets.outlet import scalars
 from components.telemetry.outlets.prometheus import Prometheus
 from components.telemetry.spans import clear, record
 from components.telemetry.timeline import POLICY, STEP, Timeline
@@ -193,5 +193,9 @@ def test_without_the_variable_mlflow_is_not_wanted(monkeypatch):
     assert not mlflow.wanted()
 
 
-def test_outlets_of_none_do_nothing():
-    Outlets([]).step(1, NUMBERS)
+def test_a_run_that_wants_no_outlet_gets_none(tmp_path, monkeypatch):
+    monkeypatch.delenv(mlflow.VARIABLE, raising=False)
+    outlets = opened(tmp_path, tensorboard=False, spans=False)
+    outlets.step(1, NUMBERS)
+    outlets.close()
+    assert list(tmp_path.iterdir()) == []
