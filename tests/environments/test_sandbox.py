@@ -13,6 +13,7 @@ import pytest
 
 from components.environments.environment import environment_factory
 from components.environments.sandbox.detection import reason_against
+from components.environments.sandbox.lane import Lane
 from components.environments.sandbox.limits import Isolation, Limits, Outcome
 from components.environments.sandbox.pool import Sandbox
 from components.errors import ConfigError, SandboxFailedError
@@ -64,6 +65,18 @@ def test_each_way_to_end_has_its_words(
     seconds = 0.3 if outcome is Outcome.TIME else 10.0
     found = run(sandbox, code, limits=Limits(seconds=seconds, output_bytes=1000))
     assert (found.outcome, found.error, found.exit_code) == (outcome, error, exit_code)
+
+
+def test_a_kill_that_comes_after_the_end_is_not_for_the_next(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear = Lane._hear
+
+    def hear_and_kill(self: Lane, seconds: float):
+        answer = hear(self, seconds)
+        self._control.sendall(b"k")
+        return answer
+
+    monkeypatch.setattr(Lane, "_hear", hear_and_kill)
+    assert [run(sandbox, "6 * 7").value for _ in range(4)] == ["42"] * 4
 
 
 def test_processor_time_has_a_limit_of_its_own(sandbox: Sandbox) -> None:

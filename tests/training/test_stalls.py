@@ -1,6 +1,7 @@
 """A stall that is planted is the first cause that the run's own account names."""
 
 import json
+import random
 from pathlib import Path
 
 import jax
@@ -49,8 +50,10 @@ def test_compiling_in_every_step_is_named(tiny_inputs, tmp_path, monkeypatch):
     finish = Learner.finish
 
     def finish_with_a_new_program(learner: Learner) -> dict[str, float]:
-        # A new function each time: nothing that was compiled before fits.
-        jax.jit(lambda x: sum(jnp.sin(x + number) for number in range(300)))(jnp.ones(3))
+        # Other numbers each time: nothing that was compiled before fits, in memory or in the cache on the disk.
+        start = random.randrange(10**6)
+        numbers = range(start, start + 1500)
+        jax.jit(lambda x: sum(jnp.sin(x + number) for number in numbers))(jnp.ones(3))
         return finish(learner)
 
     monkeypatch.setattr(Learner, "finish", finish_with_a_new_program)

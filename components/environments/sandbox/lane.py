@@ -169,7 +169,8 @@ class Lane:
                     if not key.data.read():
                         selector.unregister(key.fileobj)
                 if not killed and any(stream.over for stream in streams):
-                    self._control.sendall(b"k")
+                    with contextlib.suppress(OSError):  # Whoever is lost is heard of above.
+                        self._control.sendall(b"k")
                     killed = True
         self._drop()
         raise SandboxFailedError(f"an execution could not be ended within {seconds:g} seconds")

@@ -25,6 +25,7 @@ from components.environments.sandbox import driver, linux, rooms, seccomp
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
 _ON_LINUX = sys.platform == "linux"
+_KILL = b"k"
 
 
 def main(control_number: int, isolation: str, hidden: Sequence[str]) -> None:
@@ -49,6 +50,10 @@ def main(control_number: int, isolation: str, hidden: Sequence[str]) -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 65536, 8)
         if not message:
             return
+        # A word to end what runs may come when it has ended by itself; it is not for what comes next.
+        message = message.lstrip(_KILL)
+        if not message:
+            continue
         try:
             answer = server.obey(json.loads(message), descriptors)
         except OSError as error:
@@ -241,7 +246,7 @@ def _wait(control: socket.socket, told: int, seconds: float) -> str:
     """Until `told` can be read ("told"), the owner says so ("kill") or is gone ("gone"), or the time is up ("time")."""
     ready, _, _ = select.select([control.fileno(), told], [], [], max(seconds, 0))
     if control.fileno() in ready:
-        return "kill" if control.recv(1) == b"k" else "gone"
+        return "kill" if control.recv(1) == _KILL else "gone"
     return "told" if told in ready else "time"
 
 
