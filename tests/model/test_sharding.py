@@ -13,6 +13,7 @@ from tests.eight_devices import assert_passes_on_eight_devices
 MESH = AbstractMesh((1, 2, 4), ("data", "fsdp", "tensor"))
 
 
+@pytest.mark.long
 def test_a_model_on_a_mesh_of_eight_devices_does_what_one_device_does():
     assert_passes_on_eight_devices("tests/model/on_a_mesh.py")
 

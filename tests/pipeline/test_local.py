@@ -180,6 +180,7 @@ def test_the_promoted_adapter_is_evaluated_alone_against_its_base(learnt: Finish
     assert shown == ["resolve-recipe", "prepare-data", "init-model", "evaluate", "finish-run"]
 
 
+@pytest.mark.long
 def test_a_sweep_trains_every_trial_and_compares_them_on_one_page(tmp_path: Path) -> None:
     short = [f"--set={key}={value}" for key, value in SHORT.items()]
     trials = ("--trial", "train.steps=1,seed=3", "--trial", '{"train.optimizer.learning_rate": 0.001}')

@@ -79,6 +79,7 @@ def test_its_train_step_asks_for_one_host_of_eight_chips():
     assert settings.limits["google.com/tpu"] == "8"
 
 
+@pytest.mark.long
 def test_the_very_same_recipe_runs_to_its_end_with_a_small_model_on_eight_devices(inputs, tmp_path: Path):
     given = [part for key, value in (SMALL | inputs).items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "pipeline.cli", "run", RECIPE, "--json", *given]

@@ -52,6 +52,7 @@ def test_a_run_killed_on_a_bad_network_loses_nothing_and_shows_nothing_half(prox
     assert found["looks"] >= 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ended_by", ["its own patience", "SIGTERM"])
 def test_a_run_ends_in_words_when_its_bucket_stays_away_and_the_same_command_goes_on(
     ended_by, proxy, undisturbed, tiny_inputs, tmp_path, monkeypatch
@@ -94,6 +95,7 @@ def test_a_run_ends_in_words_when_its_bucket_stays_away_and_the_same_command_goe
     assert (tmp_path / "trained" / WEIGHTS_FILE).read_bytes() == (undisturbed / "trained" / WEIGHTS_FILE).read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_whose_bucket_comes_back_goes_on(proxy, undisturbed, tiny_inputs, tmp_path, monkeypatch):
     call = arguments(tiny_inputs, tmp_path) | {"run_folder": "gs://headrace/back"}
     step = RunRecords.step

@@ -76,6 +76,7 @@ def copied(whole, tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_survives_kills_at_the_worst_moments_and_can_be_replayed(tiny_inputs, tmp_path):
     rollout = TRAIN["rollout"] | {"max_staleness": 2, "max_concurrency": 48}
     call = arguments(tiny_inputs, tmp_path, rollout=rollout, steps=8, checkpoint_every=2)
@@ -171,6 +172,7 @@ def test_a_journal_that_ends_before_its_checkpoint_is_refused_and_left_as_it_is(
     assert path.read_bytes() == cut
 
 
+@pytest.mark.long
 def test_a_run_on_a_bucket_is_gone_on_with(tiny_inputs, whole, tmp_path, gcs):
     call = arguments(tiny_inputs, tmp_path, steps=2) | {"run_folder": f"{gcs}/exactly-once"}
     train(**call)

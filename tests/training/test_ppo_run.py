@@ -51,6 +51,7 @@ def lines(folder: Path) -> list[dict]:
     return read_metrics(str(folder / "run" / "metrics.jsonl"))
 
 
+@pytest.mark.long
 def test_a_kill_between_two_updates_of_a_step_ends_with_the_bits_of_an_undisturbed_run(tiny_inputs, whole, tmp_path):
     call = arguments(tiny_inputs, tmp_path, **PPO)
     program = f"{KILLED_BETWEEN_UPDATES}\nfrom components.training.run import train; train(**{call!r})"

@@ -43,6 +43,7 @@ def run_on_two_hosts(given: dict[str, object]) -> None:
     assert [host.returncode for host in hosts] == [0, 0], "\n".join(said)
 
 
+@pytest.mark.long
 def test_a_run_on_two_hosts_is_the_run_of_one_and_goes_on_from_its_checkpoint(tiny_inputs, tmp_path: Path):
     train(**arguments(tiny_inputs, tmp_path / "one", steps=2))
     run_on_two_hosts(arguments(tiny_inputs, tmp_path / "two", steps=1, **MESH))
