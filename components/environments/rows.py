@@ -5,7 +5,8 @@
                                      train.jsonl, data/train-00000-of-00002.parquet, CONFIG/train-0.parquet
     hub:openai/gsm8k@REVISION#main   the same of a repository of the hub; @REVISION and #CONFIG may be left out
 
-What a row holds is what JSON can hold: a date or a decimal of Parquet is its text, bytes are read as UTF-8.
+What a row holds is what JSON can hold: a date or a decimal of Parquet is its text, bytes are read as UTF-8, and a null
+within a value of Parquet is a field that the row does not have.
 """
 
 import datetime
@@ -186,7 +187,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date | datetime.time | datetime.timedelta | decimal.Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        # A struct has the fields of all rows: without this a call in one row would have the arguments of every other.
+        return {str(key): _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     raise TypeError(f"{type(value).__name__} is nothing that JSON holds")

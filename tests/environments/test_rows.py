@@ -105,13 +105,14 @@ def test_values_of_parquet_become_what_json_can_hold_or_are_told_by_row_and_fiel
         "price": decimal.Decimal("1.50"),
         "raw": "Zürich".encode(),
         "list": [1, 2],
-        "deep": {"x": None},
+        "deep": {"x": None, "y": [{"z": 1}, {}]},
         "far": float("inf"),
     }
     problems: list[Problem] = []
     uri = write(tmp_path / "rows.parquet", [row, row | {"raw": b"\xff"}])
     ((_, read),) = list(read_rows(uri, problems))
-    expected = {"day": "2026-01-02", "price": "1.50", "raw": "Zürich", "list": [1, 2], "deep": {"x": None}, "far": None}
+    kept = {"list": [1, 2], "deep": {"y": [{"z": 1}, {}]}, "far": None}
+    expected = {"day": "2026-01-02", "price": "1.50", "raw": "Zürich", **kept}
     assert json.loads(json.dumps(read, allow_nan=False)) == expected
     assert [problem.where for problem in problems] == [f"{uri}:2: raw"]
 

@@ -7,7 +7,8 @@
 `prompt` is a text, which the environment opens as it opens a task of its own, or a list of messages, which is taken as
 it stands; in a row of preferences `messages` may stand in its place. An answer is a text, a message, or a list of
 messages that begins with the assistant's; a chosen and a rejected conversation without a prompt share their beginning.
-`tools` may list definitions that the prompt shows in place of the environment's; all other fields are left alone.
+`tools` may list definitions, or be their JSON text; the prompt shows them in place of the environment's. All other
+fields are left alone.
 """
 
 import json
@@ -191,19 +192,25 @@ def _call(value: Any, where: str) -> ToolCall:
         raise DataError(Problem(where, value, "must have a name and arguments"))
     arguments = inner.get("arguments") or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise DataError(Problem(f"{where}.arguments", arguments, f"not JSON: {error}")) from None
+        arguments = _parsed(arguments, f"{where}.arguments")
     if not isinstance(arguments, Mapping):
         raise DataError(Problem(f"{where}.arguments", arguments, "must be an object"))
     return ToolCall(inner["name"], dict(arguments))
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(Problem(where, text, f"not JSON: {error}")) from None
 
 
 def _tools(fields: Mapping[str, Any], place: str) -> tuple[Tool, ...] | None:
     found = fields.get("tools")
     if found is None:
         return None
+    if isinstance(found, str):
+        found = _parsed(found, f"{place}: tools")
     if not isinstance(found, list) or not all(isinstance(each, Mapping) for each in found):
         raise DataError(Problem(f"{place}: tools", found, "must be a list of tool definitions"))
     return tuple(tool_from_definition(each, str, where=f"{place}: tools[{i}]") for i, each in enumerate(found))

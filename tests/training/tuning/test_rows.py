@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 
 from components.errors import DataError
 from components.training.tuning.rows import read_rows
@@ -61,6 +63,35 @@ def test_calls_are_read_as_chat_apis_and_as_trajectories_write_them(tmp_path: Pa
     # What stands behind the last answer is nothing to learn from.
     assert first.answers == second.answers == ((Message(Role.ASSISTANT, "", (ToolCall("add", {"a": 1}),)),),)
     assert first.opening.messages == (Message(Role.USER, "1+1"),)
+
+
+def test_rows_of_parquet_are_those_of_json_and_bad_ones_are_told_by_row_and_field(tmp_path: Path) -> None:
+    """A column of structs has the fields of all its rows: a call keeps its own arguments, and a message its own."""
+    user, answer = {"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}
+    arguments = {"query": "x", "most": 3}
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "search", "arguments": arguments}]
+    called = [{"messages": [user, {"role": "assistant", "tool_calls": [call]}]} for call in calls]
+    own = [{"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}]
+    good = [*called, {"prompt": "1+1", "completion": "2"}, {"messages": [user, answer], "tools": json.dumps(own)}]
+    bad = [
+        {"messages": [user, {"role": "robot", "content": "2"}]},
+        {"messages": [user]},
+        {"prompt": "1+1"},
+        {"messages": [user, {**answer, "tool_calls": [{"arguments": {"a": 2}}]}]},
+        {"messages": [user, answer], "tools": "{"},
+    ]
+    fields = ("messages", "prompt", "completion", "tools")
+    table = arrow.Table.from_pylist([{name: row.get(name) for name in fields} for row in [*good, *bad]])
+    file = str(tmp_path / "rows.parquet")
+    parquet.write_table(table, file, row_group_size=2)
+    found, wanted = read(file, skip=True), read(written(tmp_path, *good))
+    same = [tuple((talk.opening, talk.answers) for talk in each.talks) for each in (found, wanted)]
+    assert same[0] == same[1]
+    assert [dict(talk.answers[0][0].tool_calls[0].arguments) for talk in found.talks[:2]] == [{"a": 1}, arguments]
+    assert [tool.name for tool in found.talks[3].opening.tools or ()] == ["add"]
+    assert [problem.where.removeprefix(file) for problem in found.problems] == [
+        ":5: messages[1].role", ":6: messages", ":7: completion", ":8: messages[1].tool_calls[0]", ":9: tools",
+    ]  # fmt: skip
 
 
 def test_of_a_runs_trajectories_those_with_the_reward_are_learnt_from(tmp_path: Path) -> None:
