@@ -1,13 +1,18 @@
 """The tune step on a tiny model: a stop changes no bit, and what cannot work is told first."""
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
+from components import storage
 from components.config import load
 from components.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from components.rollout.tokenizer import CharacterTokenizer
@@ -20,11 +25,6 @@ from tests import tiny_run
 WORLD = json.dumps(tiny_run.ENVIRONMENT)
 PACKING = {"rows": 16, "row_length": 24, "capacities": [384]}
 LEARNING = {"rows_per_step": 16, "epochs": 3, "optimizer": {"learning_rate": 2e-2}, "packing": PACKING}
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return tiny_run.make_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
@@ -45,78 +45,104 @@ def calculator(a: int, b: int) -> dict[str, object]:
     return {"name": "calculator", "arguments": {"expression": f"{a}+{b}"}}
 
 
-def run(folder: Path, inputs: dict[str, str], name: str = "tuned", **section: object) -> dict[str, object]:
+def arguments(inputs: dict[str, str], run_folder: str, tuned: Path, **section: object) -> dict[str, object]:
     whole = json.dumps({**LEARNING, **section})
-    return tune(
-        section=whole, environment=WORLD, seed=3, run_folder=str(folder / "run"), tuned=str(folder / name), **inputs
-    )
+    return {"section": whole, "environment": WORLD, "seed": 3, "run_folder": run_folder, "tuned": str(tuned), **inputs}
+
+
+def run(folder: Path, inputs: dict[str, str], name: str = "tuned", **section: object) -> dict[str, object]:
+    return tune(**arguments(inputs, str(folder / "run"), folder / name, **section))
 
 
 def weights(folder: Path, name: str = "tuned") -> dict[str, bytes]:
     return {key: value.tobytes() for key, value in load_file(folder / name / "adapter_model.safetensors").items()}
 
 
-def stopping(patch: pytest.MonkeyPatch, step: int, stop: Callable[[loops.TuningLoop], None]) -> None:
-    """After this step something happens."""
+def stopping(patch: pytest.MonkeyPatch, step: int) -> None:
+    """This process is told to stop when it has made the step."""
     learn = loops.TuningLoop._one_step
 
     def one_step(self: loops.TuningLoop) -> None:
         learn(self)
         if self.progress.step == step:
-            stop(self)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # until the event loop has heard it
 
     patch.setattr(loops.TuningLoop, "_one_step", one_step)
 
 
-def dies(loop: loops.TuningLoop) -> None:
-    """As by kill -9: what was not saved is gone."""
-    raise KeyboardInterrupt
+DIES_IN_ITS_SECOND_CHECKPOINT = """
+import os, signal
+from components.training.checkpoint import _Manifest
+calls, text = iter((1, 2)), _Manifest.to_json
+_Manifest.to_json = lambda self: os.kill(os.getpid(), signal.SIGKILL) if next(calls) == 2 else text(self)
+"""
 
 
-def test_a_run_that_is_stopped_twice_ends_with_the_bits_of_one_that_is_not(
-    inputs: dict[str, str], rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def started(call: dict[str, object], before: str = "") -> "subprocess.Popen[str]":
+    program = f"{before}\nfrom components.training.tuning.run import tune\ntune(**{call!r})"
+    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+
+def checkpoints(run_folder: str) -> list[str]:
+    return [each for each in storage.list_files(f"{run_folder}/tuning/checkpoints") if each.endswith("checkpoint.json")]
+
+
+def lines_of(run_folder: str) -> list[dict[str, object]]:
+    return [{**line, "seconds": 0} for line in read_run(run_folder).tuning]
+
+
+def test_what_is_killed_on_a_disk_and_on_a_bucket_ends_with_the_bits_of_what_is_not(
+    tiny_inputs: dict[str, str], rows: str, gcs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     section = {"method": "sft", "rows": {"files": [rows]}, "checkpoint_every": 2, "epochs": 2}
-    whole = tmp_path / "whole"
-    facts = run(whole, inputs, **section)
+    whole, there = tmp_path / "whole", f"{gcs}/{tmp_path.name}"
+    facts = run(whole, tiny_inputs, **section)
     assert facts["held_out"]["after"]["loss"] < facts["held_out"]["before"]["loss"]
+    on_bucket = arguments(tiny_inputs, f"{there}/run", tmp_path / "of_bucket", **section)
+    on_disk = arguments(tiny_inputs, str(tmp_path / "run"), tmp_path / "tuned", **section)
+    with started(on_bucket) as one, started(on_disk, DIES_IN_ITS_SECOND_CHECKPOINT) as other:
+        for line in one.stderr:
+            if line.startswith("step 3/8"):
+                one.kill()
+        told = other.stderr.read()
+    assert one.returncode == other.returncode == -signal.SIGKILL, told[-2000:]
+    # Steps were made that no checkpoint has: step 4 on the disk, where its files lie, and step 3 on the bucket.
+    assert list((tmp_path / "run/tuning/checkpoints/4").glob("state-*/*"))
+    assert [Path(each).parent.name for each in checkpoints(str(tmp_path / "run"))] == ["2"]
+    assert max(line["step"] for line in lines_of(str(tmp_path / "run"))) == 4
     with monkeypatch.context() as patch:
-        stopping(patch, 3, dies)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, inputs, **section)
-    with monkeypatch.context() as patch:
-        stopping(patch, 5, lambda loop: loop.stop("SIGTERM"))
+        stopping(patch, 5)
         with pytest.raises(RunStoppedError, match="SIGTERM: stopped after step 5 of 8"):
-            run(tmp_path, inputs, **section)
-    assert (tmp_path / "run/tuning/checkpoints/5/checkpoint.json").is_file()
-    assert run(tmp_path, inputs, **section) == facts
-    assert weights(tmp_path) == weights(whole)
-    found, wanted = (read_run(str(folder / "run")) for folder in (tmp_path, whole))
-    for line, other in zip(found.tuning, wanted.tuning, strict=True):
-        assert {**line, "seconds": 0} == {**other, "seconds": 0}
-    assert found.tuning[0]["held_out"] == facts["held_out"]["before"]
-    assert found.tuning[-1]["position"] == facts["rows_seen"] == 2 * facts["rows"]
+            tune(**on_disk)
+    for call in (on_disk, on_bucket):
+        assert tune(**call) == facts
+        assert weights(tmp_path, Path(call["tuned"]).name) == weights(whole)
+        assert lines_of(call["run_folder"]) == lines_of(str(whole / "run"))
+    found = lines_of(str(whole / "run"))
+    assert found[0]["held_out"] == facts["held_out"]["before"]
+    assert found[-1]["position"] == facts["rows_seen"] == 2 * facts["rows"]
     # Once more, with all steps made: nothing changes.
-    run(tmp_path, inputs, "again", **section)
+    run(tmp_path, tiny_inputs, "again", **section)
     assert weights(tmp_path, "again") == weights(whole)
     with pytest.raises(ConfigError, match=r"tune.packing.rows.*was started with 16"):
-        run(tmp_path, inputs, **section, packing={"rows": 8, "row_length": 24})
+        run(tmp_path, tiny_inputs, **section, packing={"rows": 8, "row_length": 24})
     lines = Path(rows).read_text()
     Path(rows).write_text(lines.replace("10+11", "10+12"))
     with pytest.raises(CheckpointError, match="made with rows"):
-        run(tmp_path, inputs, **section)
+        run(tmp_path, tiny_inputs, **section)
     Path(rows).write_text(lines)
 
 
-def test_what_cannot_work_is_told_before_any_work(inputs: dict[str, str], rows: str, tmp_path: Path) -> None:
+def test_what_cannot_work_is_told_before_any_work(tiny_inputs: dict[str, str], rows: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="longer, rendered, than"):
-        run(tmp_path, inputs, method="sft", rows={"files": [rows]}, packing={"rows": 4, "row_length": 8})
+        run(tmp_path, tiny_inputs, method="sft", rows={"files": [rows]}, packing={"rows": 4, "row_length": 8})
     other = tmp_path / "teacher"
-    shutil.copytree(inputs["base"], other)
+    shutil.copytree(tiny_inputs["base"], other)
     CharacterTokenizer("9876543210+-*=[]\n").save(other)
     teaching = {"distill": {"teacher": {"source": str(other)}}}
     with pytest.raises(ConfigError, match=r"token 1 is '9' there and '0' for the policy"):
-        run(tmp_path, inputs, method="distill", rows={"files": [rows]}, **teaching)
+        run(tmp_path, tiny_inputs, method="distill", rows={"files": [rows]}, **teaching)
     assert not (tmp_path / "run").exists()
 
 
