@@ -54,11 +54,11 @@ class Finished:
         return json.loads(path.read_text())
 
 
-def headrace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def headrace(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command line as a process of its own, in a folder."""
     root = str(Path(__file__).resolve().parents[2])
     command = [sys.executable, "-m", "pipeline.cli", *arguments]
-    environment = {**os.environ, "PYTHONPATH": root}
+    environment = {**os.environ, "PYTHONPATH": root, **variables}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -67,7 +67,9 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The smoke recipe on an environment of the user, from the command line to its end."""
     project = tmp_path_factory.mktemp("project")
     (project / "my_module.py").write_text(MODULE)
-    finished = headrace("run", "smoke", "--json", "--set", "environment.use=my_module:Mine", folder=project)
+    use = ("--set", "environment.use=my_module:Mine")
+    # Long enough for optimised programs to be worth their while.
+    finished = headrace("run", "smoke", "--json", *use, folder=project, XLA_FLAGS="")
     assert finished.returncode == 0, finished.stderr[-4000:]
     (line,) = finished.stdout.splitlines()
     figures = json.loads(line)
