@@ -3,6 +3,8 @@
 import json
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -56,6 +58,12 @@ def test_tensorboard_reads_every_number(tmp_path):
     assert values["reward_mean"] == (1, 0.5)
     assert values["tools/search/errors/timeout"] == (1, 2.0)
     assert len(values) == len(list(scalars(NUMBERS))) - 1  # all but the step itself
+
+
+def test_no_process_of_a_run_pays_for_torch():
+    """tensorboardX would import it, and with it come seconds and 180 MB."""
+    found = "import sys, components.training.run; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_prometheus_scrapes_counters_that_add_up_and_the_last_gauges():

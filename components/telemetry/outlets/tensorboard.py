@@ -1,17 +1,34 @@
 """Numbers of a run -> an event file in the run's folder, on a disk or on gs://, that TensorBoard reads."""
 
+import contextlib
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.summary_pb2 import Summary
 
 from components import storage
 from components.telemetry.outlets.outlet import scalars
 
 FOLDER = "tensorboard"
+
+
+@contextlib.contextmanager
+def _as_if_not_installed(package: str) -> Iterator[None]:
+    loaded = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]  # This is how an import is refused.
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if loaded:
+            sys.modules[package] = loaded
+
+
+# tensorboardX imports torch where it is installed, for tensors that are none of ours: seconds, and 180 MB a process.
+with _as_if_not_installed("torch"):
+    from tensorboardX import SummaryWriter
+    from tensorboardX.proto.summary_pb2 import Summary
 
 
 class TensorBoard:
