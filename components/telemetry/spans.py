@@ -72,58 +72,63 @@ _retired_counters: dict[_CounterKey, int | float] = {}
 _started_unix = time.time() - now()
 
 
-class span:  # noqa: N801 - used like a function
-    """`with span("prefill", tokens=512):` records how long the block took, also when it raises."""
+class _Open:
+    """A span that has been asked for. `span` fills it in: a class with an `__init__` costs a third more to make."""
 
-    __slots__ = ("_attributes", "_name", "_start")
-
-    def __init__(self, name: str, **attributes: Any) -> None:
-        self._name = name
-        self._attributes = attributes
+    __slots__ = ("attributes", "name", "start")
+    name: str
+    attributes: Mapping[str, Any]
+    start: float
 
     def __enter__(self) -> None:
-        if _annotations is not None:
-            _annotations.open(self._name, self._attributes)
-        self._start = now()
+        self.start = now()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _local.append((self._name, self._start, now(), self._attributes))
-        if _annotations is not None:
-            _annotations.close()
+        _local.append((self.name, self.start, now(), self.attributes))
 
 
-class _Annotations(threading.local):
-    """Those of a profiler that the calling thread has open, the innermost last."""
+class _Annotated(_Open):
+    """One that a profiler is told of, too."""
 
-    def __init__(self, make: Callable[..., AbstractContextManager[Any]]) -> None:
-        self._make = make
-        self._open: list[AbstractContextManager[Any]] = []
+    __slots__ = ("_annotation",)
 
-    def open(self, name: str, attributes: Mapping[str, Any]) -> None:
-        annotation = self._make(name, **attributes)
-        annotation.__enter__()
-        self._open.append(annotation)
+    def __init__(self, annotation: AbstractContextManager[Any]) -> None:
+        self._annotation = annotation
 
-    def close(self) -> None:
-        # A span that was open when the profiler began has none.
-        if self._open:
-            self._open.pop().__exit__(None, None, None)
+    def __enter__(self) -> None:
+        self._annotation.__enter__()
+        super().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._annotation.__exit__(None, None, None)
 
 
-_annotations: _Annotations | None = None
+_annotation: Callable[..., AbstractContextManager[Any]] | None = None
+
+
+def span(name: str, **attributes: Any) -> _Open:
+    """`with span("prefill", tokens=512):` records how long the block took, also when it raises."""
+    annotation = _annotation  # another thread may end it
+    made = _Open() if annotation is None else _Annotated(annotation(name, **attributes))
+    made.name = name
+    made.attributes = attributes
+    return made
 
 
 @contextmanager
 def annotate_with(annotation: Callable[..., AbstractContextManager[Any]]) -> Iterator[None]:
-    """For the length of a block, every `span` is also an `annotation(name, **attributes)` of a profiler."""
-    global _annotations
-    _annotations = _Annotations(annotation)
+    """Every `span` that begins in the block is also an `annotation(name, **attributes)` of a profiler."""
+    global _annotation
+    _annotation = annotation
     try:
         yield
     finally:
-        _annotations = None
+        _annotation = None
 
 
 def record(name: str, start: float, end: float, **attributes: Any) -> None:

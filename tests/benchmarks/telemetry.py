@@ -30,7 +30,7 @@ from tests.benchmarks.timing import arguments, print_figures
 STEPS, QUICK_STEPS = 40, 15
 PAIRS, QUICK_PAIRS = 5, 2
 COMPILING_STEPS = 5
-SPANS = 500_000
+SPANS_OF_A_ROUND, ROUNDS = 20_000, 50
 
 ON = {"prometheus_port": 0}
 OFF = {
@@ -70,12 +70,30 @@ def tokens_per_second(section: Mapping[str, Any], shared: Mapping[str, Any], tel
         return sum(line["tokens"]["generated"] for line in lines) / sum(line["seconds"] for line in lines)
 
 
-def nanoseconds_per_span() -> float:
-    """One `with span(...)` with two attributes, less the loop around it."""
+class _Empty:
+    """The least that a block with a name and attributes can cost: it looks at no clock and keeps nothing."""
+
+    __slots__ = ("attributes", "name")
+
+    def __init__(self, name: str, **attributes: Any) -> None:
+        self.name, self.attributes = name, attributes
+
+    def __enter__(self) -> None:
+        """Nothing."""
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing."""
+
+
+def nanoseconds_per_span() -> dict[str, float]:
+    """One `with` block with two attributes, less the loop around it: of a span, and of a class that does nothing.
+
+    Both in turn, many short rounds: a median of few long ones tells what else the machine does.
+    """
 
     def seconds(work: Any) -> float:
         started = time.perf_counter()
-        for number in range(SPANS):
+        for number in range(SPANS_OF_A_ROUND):
             work(number)
         return time.perf_counter() - started
 
@@ -83,9 +101,17 @@ def nanoseconds_per_span() -> float:
         with spans.span("benchmark", step=number, fill=0.5):
             pass
 
-    taken = [seconds(spanned) - seconds(lambda number: None) for _ in range(3)]
+    def empty(number: int) -> None:
+        with _Empty("benchmark", step=number, fill=0.5):
+            pass
+
+    taken: dict[str, list[float]] = {"span": [], "empty": []}
+    for _ in range(ROUNDS):
+        loop = seconds(lambda number: None)
+        taken["span"].append(seconds(spanned) - loop)
+        taken["empty"].append(seconds(empty) - loop)
     spans.clear()
-    return 1e9 * statistics.median(taken) / SPANS
+    return {name: 1e9 * statistics.median(found) / SPANS_OF_A_ROUND for name, found in taken.items()}
 
 
 def main() -> None:
@@ -111,10 +137,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report.synthetic_run(folder)
         built = report.measure(folder, 1 if options.quick else 3)
+    span = nanoseconds_per_span()
     figures = {
         "throughput_on_over_off": statistics.median(ratios),
         "throughput_ratios": ratios,
-        "nanoseconds_per_span": nanoseconds_per_span(),
+        "nanoseconds_per_span": span["span"],
+        "nanoseconds_of_an_empty_block": span["empty"],
         "report_seconds": built["report_seconds"],
         "report_bytes": built["report_bytes"],
     }

@@ -1,10 +1,12 @@
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from components.telemetry import spans
-from components.telemetry.spans import count, record, span
+from components.telemetry.spans import annotate_with, count, record, span
 
 
 @pytest.fixture(autouse=True)
@@ -92,3 +94,18 @@ def test_a_span_may_hold_an_await():
 
     asyncio.run(both())
     assert sorted(each.name for each in spans.spans()) == ["a", "b"]
+
+
+def test_a_profiler_is_told_of_the_spans_that_begin_while_it_runs():
+    told: list[str] = []
+
+    @contextmanager
+    def annotation(name: str, **attributes: object) -> Iterator[None]:
+        told.append(f"{name} {attributes}")
+        yield
+        told.append(f"end of {name}")
+
+    with ExitStack() as open_spans, span("before"), annotate_with(annotation):
+        open_spans.enter_context(span("apply", step=3))
+    assert told == ["apply {'step': 3}", "end of apply"], "also of the end of one that outlasts the profiler"
+    assert [each.name for each in spans.spans()] == ["before", "apply"]
