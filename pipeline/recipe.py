@@ -7,6 +7,7 @@ environment: what a run does is in one file and its overrides, and `dump(recipe)
 """
 
 import dataclasses
+import difflib
 import json
 import types
 import typing
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from components import storage
 from components.algorithms.objective import Objective
@@ -37,6 +38,17 @@ MAX_PARAMETER = 10_000
 """Characters that Kubeflow Pipelines takes in one parameter (kubeflow/pipelines#12510)."""
 
 
+def _checked_name(name: str) -> str:
+    """A name that folders and pipelines can have. Raises ValueError that names what they cannot."""
+    allowed = "use letters a to z, digits, '-', '_' and '.', beginning with a letter or a digit"
+    if not name:
+        raise ValueError(f"is empty; {allowed}")
+    if not name.isascii() or not name[0].isalnum() or not all(each.isalnum() or each in "-_." for each in name):
+        wrong = next((each for each in name if not (each.isascii() and (each.isalnum() or each in "-_."))), name[0])
+        raise ValueError(f"has {wrong!r} in place {name.index(wrong) + 1}; {allowed}")
+    return name
+
+
 @config
 class Recipe:
     """All that a run is made of. `environment` is shared by preparation, tuning, training and evaluation.
@@ -48,7 +60,7 @@ class Recipe:
     promoted when the run starts (a fresh one where none is yet). `init_model.lora` then describes the fresh one only.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    name: Annotated[str, AfterValidator(_checked_name)]
     environment: EnvironmentConfig
     init_model: InitConfig
     train: TrainConfig | None = None
@@ -131,7 +143,10 @@ def read_recipe_text(name: str) -> str:
     try:
         return storage.read_text(name)
     except (FileNotFoundError, IsADirectoryError):
-        message = f"is neither a shipped recipe ({', '.join(shipped_recipes())}) nor a file"
+        names = shipped_recipes()
+        close = difflib.get_close_matches(name.strip().lower().removesuffix(".yaml"), names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        message = f"is neither a shipped recipe ({', '.join(names)}) nor a file{hint}"
     except UnicodeDecodeError:
         message = "is no text file"
     raise ConfigError(Problem("recipe", name, message))
@@ -154,7 +169,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, str]:
     problems = [
         Problem("--set", assignment, "write it as KEY=VALUE, for example train.steps=3")
         for assignment, (key, equals, _) in zip(assignments, pairs, strict=True)
-        if not key.strip() or not equals
+        if not all(key.strip().split(".")) or not equals
     ]
     if problems:
         raise ConfigError(problems)
@@ -226,10 +241,10 @@ def _variants(kind: Any) -> tuple[Any, ...]:
 def _placed(problem: Problem, document: Document, overrides: Mapping[str, Any]) -> Problem:
     """The problem with its place: the override that brought the value, or the line of the file."""
     path = problem.where
-    candidates = [known for known in document.lines if known == path or known.endswith(f".{path}")]
-    path = candidates[0] if len(candidates) == 1 else path
     for override in overrides:
-        brought = path == override or path.startswith(f"{override}.") or override.endswith(f".{path}")
-        if brought or (override.startswith(f"{path}.") and path not in document.lines):
+        if path == override:
             return Problem(f"--set {override}", problem.value, problem.message)
+        missing_above = override.startswith(f"{path}.") and path not in document.lines
+        if missing_above or path.startswith(f"{override}."):
+            return Problem(f"--set {override}: {path}", problem.value, problem.message)
     return Problem(document.where(path), problem.value, problem.message)

@@ -18,7 +18,7 @@ from components.telemetry.progress import say
 from components.telemetry.run_files import update_summary
 from pipeline import manifest as manifests
 from pipeline import start as starts
-from pipeline.doctor import examine
+from pipeline.doctor import examine, warnings
 from pipeline.parameters import Value, merged, renamed
 from pipeline.provenance import packages
 from pipeline.recipe import Recipe, check_parameter_sizes, load_recipe, parse_overrides, section_texts
@@ -87,6 +87,8 @@ def resolve(
     problems = examine(exact)
     if problems:
         raise ConfigError([renamed(problem, parameters) for problem in problems])
+    for doubt in warnings(exact):
+        say(f"warning: {renamed(doubt, parameters)}")
     sections: dict[str, Any] = dict(section_texts(exact))
     starts.claim(run_folder, run_id)
     record = manifests.compose(

@@ -14,6 +14,7 @@ from components.engine import decode
 from components.engine.sampling import SamplingConfig, sequence_key
 from components.engine.scheduler import Copy, Prefill, Request, Scheduler, Slot, episode_of
 from components.engine.stopping import DecodeText, tokens_until_stop
+from components.errors import ConfigError, Problem
 from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.cache import init_cache
@@ -48,10 +49,15 @@ class EngineConfig:
     patience: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
     def __post_init__(self) -> None:
+        problems = []
         if self.prefill_chunk & (self.prefill_chunk - 1):
-            raise ValueError(f"prefill_chunk must be a power of two, as pieces are padded to one: {self.prefill_chunk}")
+            message = "must be a power of two, as pieces are padded to one"
+            problems.append(Problem("prefill_chunk", self.prefill_chunk, message))
         if self.rows is not None and self.rows > self.slots:
-            raise ValueError(f"rows ({self.rows}) must not exceed slots ({self.slots}): each row decodes in a slot")
+            message = f"must not exceed slots ({self.slots}): each row decodes in a slot"
+            problems.append(Problem("rows", self.rows, message))
+        if problems:
+            raise ConfigError(problems)
 
 
 @dataclass(slots=True)

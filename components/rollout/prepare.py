@@ -5,9 +5,11 @@ Beside the tasks lies a data card, for people (README.md) and for programs (card
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +28,7 @@ from components.types import Task
 SPLITS = ("train", "test")
 _MAX_DROPPED = 100_000
 """Tasks in a row that may be dropped before a split without an end is given up."""
+_FIRST, _TOLD = 10_000, 3
 
 
 @config
@@ -150,6 +153,27 @@ def _chosen(
     if problems:
         raise DataError(problems)
     return chosen
+
+
+def first_problems(
+    source: Environment, split: str, use: str, *, tasks: int | None = None, seconds: float = 2.0
+) -> list[Problem]:
+    """What `write_tasks` would refuse of the first tasks of a split: of `tasks` and 10,000 the fewer, and no more than
+    can be had in `seconds`. Of many problems the first are given. Raises DataError where the environment raises.
+    """
+    problems: list[Problem] = []
+    ids: set[str] = set()
+    deadline = time.monotonic() + seconds
+    for number, task in enumerate(islice(tasks_of(source, split), min(tasks or _FIRST, _FIRST))):
+        problems += _problems(task, f"{use}, task {number} of split {split}", ids)
+        ids.add(task.id)
+        if time.monotonic() > deadline:
+            break
+    if len(problems) > _TOLD:
+        last = problems[_TOLD - 1]
+        more = f"{last.message} (and {len(problems) - _TOLD} more like these)"
+        problems = [*problems[: _TOLD - 1], Problem(last.where, last.value, more)]
+    return problems
 
 
 _LONG = "the prompt is longer than max_prompt_tokens"

@@ -51,6 +51,12 @@ class OptimizerConfig:
     lora_plus_ratio: Annotated[float, Field(ge=1)] = 1.0
     max_skipped: Annotated[int, Field(ge=0)] = 3
 
+    def __post_init__(self) -> None:
+        if self.learning_rate > 1:
+            # Adam moves each weight by about this much in a step, and hardly any weight of a model is as large as 1.
+            message = "is more than 1, which leaves nothing of a model in one step; usual for LoRA is 1e-5 to 1e-3"
+            raise ConfigError(Problem("learning_rate", self.learning_rate, message))
+
 
 class Optimizer(NamedTuple):
     """`direction` maps gradients to what `learning_rate(step)` is multiplied by and subtracted from the weights."""

@@ -74,7 +74,7 @@ class TrainConfig:
     too. `remat` is what the backward pass keeps of the forward pass: `full` the least, `none` the most, in less time.
     """
 
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1, lt=2**31)]
     rollout: RolloutConfig = RolloutConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = EngineConfig()
@@ -95,7 +95,7 @@ class TrainConfig:
         objective, problems = Objective.from_config(self.objective), []
         if self.critic is not None and not objective.needs_critic:
             message = f"has no effect unless objective.advantage is gae, and it is {objective.advantage}"
-            problems.append(Problem("train.critic", dump(self.critic), message))
+            problems.append(Problem("train.critic", self.critic, message))
         if objective.minibatches > self.rollout.episodes_per_step:
             episodes = f"{self.rollout.tasks_per_step} x {self.rollout.group_size} = {self.rollout.episodes_per_step}"
             message = f"is more than the {episodes} episodes of an optimizer step; a minibatch has at least one"

@@ -5,9 +5,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from components.errors import ConfigError
+from components.errors import ConfigError, Problem
 from pipeline.commands.command import BAD_INPUT, OK, Command, add_json, add_recipe
-from pipeline.doctor import GIB, diagnose, problem_record
+from pipeline.doctor import diagnose, problem_record
+from pipeline.machine import GIB
 from pipeline.recipe import load_recipe, parse_assignments
 
 ISOLATION = {
@@ -25,6 +26,7 @@ def doctor(options: argparse.Namespace) -> int:
     except ConfigError as error:
         problems = [problem_record(problem) for problem in error.problems]
         diagnosis = {"valid": False, "problems": problems, "objective": "", "memory_plan": {}, "isolation": ""}
+        diagnosis["warnings"] = []
     print(json.dumps(diagnosis) if options.json else _text(diagnosis))
     return OK if diagnosis["valid"] else BAD_INPUT
 
@@ -36,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(diagnosis: Mapping[str, Any]) -> str:
-    problems = [f"  {each['where']}: {each['message']} (got {each['value']!r})" for each in diagnosis["problems"]]
+    problems = [f"  {Problem(**each)}" for each in diagnosis["problems"]]
     plan = {key: value for key, value in diagnosis["memory_plan"].items() if key.endswith("_bytes") or "bytes" in key}
     lines = [
         "valid" if diagnosis["valid"] else "1 problem" if len(problems) == 1 else f"{len(problems)} problems",
         *problems,
+        *(f"  warning: {Problem(**each)}" for each in diagnosis["warnings"]),
     ]
     if diagnosis["objective"]:
         lines += ["", "Objective", *(f"  {line}" for line in diagnosis["objective"].splitlines())]

@@ -15,7 +15,9 @@ from components.environments.tasks.splits import Solved
 from components.errors import ConfigError, Problem
 from components.rollout.byte_tokenizer import ByteTokenizer
 from components.rollout.player import EnvironmentConfig, Player, make_player
+from components.rollout.prepare import first_problems
 from components.rollout.tokenizer import Tokenizer, load_tokenizer
+from components.telemetry.progress import say
 from components.types import Outcome, SequenceId, Task
 from pipeline.commands.command import FAILED, OK, Command, add_json
 from pipeline.commands.environment_policies import Speaker, human, ids_of_text, read_script, scripted, speaker_of_file
@@ -74,6 +76,8 @@ def _try(options: argparse.Namespace) -> int:
     tokenizer = _tokenizer(options.tokenizer)
     player = make_player(_settings(options, tokenizer), tokenizer)
     task = _task(player, options.split, options.task)
+    for problem in first_problems(player.make_environment(), options.split, options.environment):
+        say(f"warning: a run would refuse this: {problem}")
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # what a terminal cannot show
     coloured = options.color == "always" or (options.color == "auto" and sys.stdout.isatty())
     view = View(tokenizer, coloured=coloured)

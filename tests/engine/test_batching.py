@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from components.engine.engine import HOLDING, EngineConfig
+from components.errors import ConfigError
 from components.model.cache import init_cache, put_back, take_rows
 from components.telemetry import spans
 from tests.engine.tiny import ARCHITECTURE, ask, ask_async, engine, prompt, tiny_adapter, trainer_logprobs
@@ -142,7 +143,7 @@ def test_a_swap_and_an_end_do_not_wait_for_held_requests(compiled):
 
 
 def test_more_rows_than_slots_are_refused():
-    with pytest.raises(ValueError, match=r"rows \(9\) must not exceed slots \(8\)"):
+    with pytest.raises(ConfigError, match=r"rows: must not exceed slots \(8\).*got 9"):
         EngineConfig(slots=8, rows=9)
 
 

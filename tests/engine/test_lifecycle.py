@@ -7,7 +7,7 @@ import pytest
 
 from components.engine import core
 from components.engine.engine import EngineConfig
-from components.errors import EngineFailedError
+from components.errors import ConfigError, EngineFailedError
 from components.types import Completion
 from tests.engine.tiny import ask, ask_async, engine, prompt, tiny_adapter
 
@@ -122,5 +122,5 @@ def test_the_clock_tells_work_from_waiting():
 
 
 def test_a_prefill_chunk_that_is_no_power_of_two_is_refused():
-    with pytest.raises(ValueError, match=r"power of two.*48"):
+    with pytest.raises(ConfigError, match=r"prefill_chunk: must be a power of two.*48"):
         EngineConfig(prefill_chunk=48)

