@@ -17,9 +17,14 @@ from components.model.vocabulary import BLOCK_ROWS
 
 ONE_DEVICE = AbstractMesh((1, 1, 1), MESH_AXES)
 BYTES = {"float32": 4, "bfloat16": 2}
-PROCESS_BYTES = 870_000_000
-"""Libraries and runtime of a local run (the command's process and that of its train step), without any model."""
-PROGRAM_BYTES = 46_000_000
+PROCESS_BYTES = 1_030_000_000
+"""Libraries and runtime of a local run (the command's process and that of its train step), without any model.
+
+Fitted with PROGRAM_BYTES to the peaks of both processes on x86-64 Linux, JAX on a CPU, with nothing compiled before:
+`smoke` (3 layers) 0.33 + 0.81 GiB and `quickstart` (30 layers) 0.33 + 2.99 GiB, less the arrays of their plans. Of the
+0.33 GiB a third is jaxlib's, and the rest kfp, orbax, the cluster's and the storage's clients, and the report's plots.
+"""
+PROGRAM_BYTES = 52_000_000
 """What all compiled programs of a run, and compiling them, add for each layer, as layers are unrolled."""
 
 
@@ -70,7 +75,7 @@ def cache_bytes(
 
 
 def process_bytes(architecture: Architecture) -> int:
-    """What a local run holds beside arrays: an estimate, fitted to the peaks of runs of 3 and of 30 layers on a CPU."""
+    """What a local run holds beside arrays: an estimate."""
     return PROCESS_BYTES + PROGRAM_BYTES * architecture.n_layers
 
 

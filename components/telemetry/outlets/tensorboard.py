@@ -39,15 +39,11 @@ class TensorBoard:
     def __init__(self, run_folder: str, *, upload_every: int = 10) -> None:
         self._target = storage.join(run_folder, FOLDER) if storage.is_remote(run_folder) else None
         self._folder = Path(tempfile.mkdtemp(prefix="tensorboard-") if self._target else Path(run_folder) / FOLDER)
-        with _without_torch():
-            from tensorboardX import SummaryWriter
         self._writer = SummaryWriter(str(self._folder), flush_secs=10)
         self._upload_every = upload_every
 
     def step(self, step: int, numbers: Mapping[str, Any]) -> None:
         """Write every number of the step, named by its path."""
-        from tensorboardX.proto.summary_pb2 import Summary
-
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(numbers) if name != "step"]
         # All in one event: one by one they take twenty times as long, and Python's lock with it.
         self._writer.file_writer.add_summary(Summary(value=values), step)
@@ -65,16 +61,3 @@ class TensorBoard:
         self._writer.flush()
         for file in self._folder.iterdir():
             storage.upload(file, storage.join(self._target, file.name))
-
-
-@contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
-    """tensorboardX imports torch where it is installed, for tensors that it is not given here: 0.2 GiB of memory."""
-    if "torch" in sys.modules:
-        yield
-        return
-    sys.modules["torch"] = None  # type: ignore[assignment] # what import takes for: there is none
-    try:
-        yield
-    finally:
-        del sys.modules["torch"]
