@@ -1,7 +1,8 @@
 """Every online preset on the smoke recipe's task, from one start, for as many episodes: which learn, and how fast?
 
 Accuracy is that of the episodes as they were played, at temperature 1, refused groups included; no task is played
-twice, so all of them are unseen. Two more runs let generation go four versions ahead: GRPO as it is, and decoupled.
+twice, so all of them are unseen. The learning rate falls to nothing, so that a run has an end. Two more runs let
+generation go four versions ahead: GRPO as it is, and decoupled.
 
     python -m tests.benchmarks.learns --json [--quick] [--picture FILE]
 """
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from components.training.run import train
@@ -25,8 +27,10 @@ from tests.benchmarks.timing import arguments, print_figures
 STEPS, QUICK_STEPS = 25, 12
 SEEDS, QUICK_SEEDS = (0, 1, 2), (0,)
 GOAL = 0.8
-WINDOW = 3
-"""Optimizer steps over which an accuracy is taken."""
+WINDOW = 384
+"""Episodes over which an accuracy is taken: those of three optimizer steps."""
+T_975 = {2: 12.71, 3: 4.30}
+"""Student's t for so many seeds."""
 LONGEST = 12
 """Sampled tokens that an episode of this task may have."""
 
@@ -58,47 +62,56 @@ QUICK_SIDES = ("grpo", "dapo", "reinforce_pp")
 
 @dataclass(frozen=True)
 class Curve:
-    """Per optimizer step: episodes played until its end, and the mean reward of those played since the step before."""
+    """Per optimizer step: episodes that had ended by then, and the mean reward of the last `WINDOW` of them."""
 
     episodes: Sequence[int]
     accuracy: Sequence[float]
 
-    def smooth(self) -> list[float]:
-        """The accuracy over the last steps, at each step."""
-        return [statistics.mean(self.accuracy[max(0, end - WINDOW) : end]) for end in range(1, len(self.accuracy) + 1)]
-
     @property
     def final(self) -> float:
         """Where it ends."""
-        return self.smooth()[-1]
+        return self.accuracy[-1]
 
     @property
     def to_goal(self) -> int | None:
         """Episodes until the goal was reached; None where it never was."""
-        return next((count for count, value in zip(self.episodes, self.smooth(), strict=True) if value >= GOAL), None)
+        return next((count for count, value in zip(self.episodes, self.accuracy, strict=True) if value >= GOAL), None)
 
 
 def curve_of(run_folder: Path, budget: int) -> Curve:
-    """Read a run's journal, up to the step in which as many episodes had been played as `budget`."""
+    """Read a run's journal, up to the step in which as many episodes had ended as `budget`."""
     rewards: list[float] = []
-    episodes, accuracy, played = [], [], 0
+    episodes, accuracy = [], []
     for event in read_events(run_folder):
         if event["event"] == "ended" and event["reward"] is not None:
             rewards.append(event["reward"])
         elif event["event"] == "stepped" and rewards:
-            played += len(rewards)
-            episodes.append(played)
-            accuracy.append(statistics.mean(rewards))
-            rewards = []
-            if played >= budget:
+            episodes.append(len(rewards))
+            accuracy.append(statistics.mean(rewards[-WINDOW:]))
+            if len(rewards) >= budget:
                 break
     return Curve(episodes, accuracy)
+
+
+def interval_of_mean(values: Sequence[float]) -> list[float]:
+    """Student's 95 % interval of the mean over seeds; of one seed, nothing is known."""
+    if len(values) < 2:
+        return [0.0, 1.0]
+    half = T_975[len(values)] * statistics.stdev(values) / len(values) ** 0.5
+    return [statistics.mean(values) - half, statistics.mean(values) + half]
 
 
 def learn(side: Side, seed: int, section: Mapping[str, Any], shared: Mapping[str, Any], steps: int) -> Curve:
     """One run from the common start."""
     rollout = {**section["rollout"], **side.rollout}
-    settings = {**section, "steps": steps, "objective": dict(side.objective), "rollout": rollout}
+    optimizer = {**section["optimizer"], "schedule": "linear"}
+    settings = {
+        **section,
+        "steps": steps,
+        "objective": dict(side.objective),
+        "rollout": rollout,
+        "optimizer": optimizer,
+    }
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         call = {**shared, "seed": seed, "run_folder": str(run), "trained": f"{folder}/trained"}
@@ -107,16 +120,18 @@ def learn(side: Side, seed: int, section: Mapping[str, Any], shared: Mapping[str
 
 
 def draw(curves: Mapping[str, Sequence[Curve]], file: Path) -> None:
-    """All curves in one picture: a thin line for each seed."""
+    """All presets in one picture: the mean over seeds, and from the lowest seed to the highest."""
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
+    last = min(curve.episodes[-1] for seeds in curves.values() for curve in seeds)
+    grid = np.linspace(WINDOW, last, 100)
     for number, (name, seeds) in enumerate(curves.items()):
-        for place, curve in enumerate(seeds):
-            style = {"color": f"C{number}", "linestyle": "--" if "ahead" in name else "-", "linewidth": 1.2}
-            axes.plot(curve.episodes, curve.smooth(), label=name if place == 0 else None, **style)
+        values = np.stack([np.interp(grid, curve.episodes, curve.accuracy) for curve in seeds])
+        axes.plot(grid, values.mean(0), color=f"C{number}", linestyle="--" if "ahead" in name else "-", label=name)
+        axes.fill_between(grid, values.min(0), values.max(0), color=f"C{number}", alpha=0.12, linewidth=0)
     axes.axhline(GOAL, color="0.6", linewidth=0.8)
-    axes.set(xlabel="episodes played", ylabel=f"accuracy over {WINDOW} optimizer steps", ylim=(0, 1.02))
-    axes.legend(fontsize="small")
+    axes.set(xlabel="episodes played", ylabel=f"accuracy of the last {WINDOW} episodes", ylim=(0, 1.02))
+    axes.legend(fontsize="small", loc="lower right")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
 
@@ -147,6 +162,7 @@ def main() -> None:
     presets = {
         name: {
             "final_accuracy": [curve.final for curve in each],
+            "interval": interval_of_mean([curve.final for curve in each]),
             "episodes_to_80_percent": [curve.to_goal for curve in each],
         }
         for name, each in curves.items()

@@ -136,7 +136,7 @@ def test_two_hosts_find_each_other_without_arguments_and_train_one_run(tmp_path:
     files = job(tmp_path, tiny_inputs, section=section, hosts=2)
     # What jax.distributed.initialize() looks for where no TPU is: here it is told by Slurm's variables.
     slurm = {"SLURM_JOB_ID": str(free_slurm_job()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
-    devices = {"XLA_FLAGS": "", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
+    devices = {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "false"}
     hosts = [
         subprocess.Popen(
             [sys.executable, *files.command[1:]],

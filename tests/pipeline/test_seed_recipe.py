@@ -83,7 +83,7 @@ def test_its_train_step_asks_for_one_host_of_eight_chips():
 def test_the_very_same_recipe_runs_to_its_end_with_a_small_model_on_eight_devices(inputs, tmp_path: Path):
     given = [part for key, value in (SMALL | inputs).items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "pipeline.cli", "run", RECIPE, "--json", *given]
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,6 @@
 """A model spread over the devices of two processes, as over two hosts of a TPU slice."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -26,7 +25,6 @@ def start(coordinator: str, process: int, given: dict[str, object]) -> subproces
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"XLA_FLAGS": ""},
     )
 
 
