@@ -100,7 +100,12 @@ async def run_episode(
     except SelfCancelledError:
         episode.fail(CancelledEpisodeError(f"{episode.at} of task {task.id} cancelled the episode that it belongs to"))
     finally:
-        timeline.end(outcome=episode.outcome.value, turns=len(episode.turns), reward=episode.reward)
+        timeline.end(
+            failure=episode.failure.kind if episode.failure else None,
+            outcome=episode.outcome.value,
+            turns=len(episode.turns),
+            reward=episode.reward,
+        )
     return episode.trajectory()
 
 

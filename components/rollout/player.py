@@ -40,13 +40,14 @@ class EnvironmentConfig:
 class Player:
     """Opens a fresh environment for every episode, so that no state leaks from one to the next.
 
-    `choice` says which renderer it is, and why.
+    `choice` says which renderer it is, and why; `name` is the environment's, as the recipe has it.
     """
 
     make_environment: Callable[[], Environment]
     renderer: Renderer
     limits: EpisodeLimits
     choice: Choice | None = None
+    name: str = "environment"
 
     async def play(
         self, policy: Policy, task: Task, sequence: SequenceId, timeline: Timeline | None = None
@@ -71,4 +72,4 @@ def make_player(settings: EnvironmentConfig, tokenizer: Tokenizer, *, ends: Sequ
     factory = environment_factory(settings.use, settings.options, isolation=settings.isolation, mcp=settings.mcp)
     choice = choose(settings.renderer, tokenizer, settings.rendering)
     renderer = make_renderer(settings.renderer, tokenizer, settings.rendering, ends=ends)
-    return Player(factory, renderer, settings.limits, choice)
+    return Player(factory, renderer, settings.limits, choice, settings.use)

@@ -1,7 +1,6 @@
 """Where the time of a run went -> its waterfall by role and cause, bars of every step, and how long each tool took."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup
@@ -9,12 +8,13 @@ from markupsafe import Markup
 from components.telemetry import formatting, plots
 from components.telemetry.charts import pictures, trend
 from components.telemetry.clock import STARTING, idle_share, is_waiting
+from components.telemetry.latency import QUANTILES
 from components.telemetry.palette import PAGE, page_colors, state_colors
 from components.telemetry.run_files import RunRecord
+from components.telemetry.tool_calls import merged_calls
 
 ROLES = {"trainer": "Trainer", "engine": "Engine"}
 
-_QUANTILES = ("p50", "p95", "p99")
 _MOST_TOOLS = 6  # lines in one chart
 
 
@@ -36,10 +36,15 @@ def tools(run: RunRecord) -> dict[str, Any] | None:
     }
 
 
+def times(numbers: Mapping[str, Any]) -> list[str]:
+    """p50, p95, p99 and the longest, as texts."""
+    return [formatting.seconds(numbers.get(key)) for key in QUANTILES]
+
+
 def tool_totals(run: RunRecord) -> dict[str, dict[str, Any]]:
     """{tool: {calls, errors: {kind: n}, p50, p95, p99, max}} of the run: the summary's, or gathered from its steps.
 
-    Of steps the quantiles are means weighted by calls.
+    Quantiles of steps are put together as `telemetry.latency.merged` does.
     """
     if run.summary.get("tools"):
         return dict(run.summary["tools"])
@@ -47,21 +52,7 @@ def tool_totals(run: RunRecord) -> dict[str, dict[str, Any]]:
     for line in run.metrics:
         for name, numbers in (line.get("tools") or {}).items():
             parts.setdefault(name, []).append(numbers)
-    return {name: _merged(numbers) for name, numbers in parts.items()}
-
-
-def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    calls = sum(part.get("calls", 0) for part in parts)
-    errors: Counter[str] = Counter()
-    for part in parts:
-        errors.update(part.get("errors") or {})
-    merged: dict[str, Any] = {"calls": calls, "errors": dict(errors)}
-    for key in _QUANTILES:
-        known = [(part[key], part.get("calls", 0)) for part in parts if part.get(key) is not None]
-        weight = sum(count for _, count in known)
-        merged[key] = sum(value * count for value, count in known) / weight if weight else None
-    merged["max"] = max((part["max"] for part in parts if part.get("max") is not None), default=None)
-    return merged
+    return {name: merged_calls(numbers) for name, numbers in parts.items()}
 
 
 def _tool_row(name: str, totals: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +63,7 @@ def _tool_row(name: str, totals: Mapping[str, Any]) -> dict[str, Any]:
         "calls": formatting.number(calls),
         "errors": formatting.percent(failed / calls) if calls else formatting.ABSENT,
         "kinds": ", ".join(f"{kind} {formatting.number(count)}" for kind, count in sorted(errors.items())),
-        "times": [formatting.seconds(totals.get(key)) for key in (*_QUANTILES, "max")],
+        "times": times(totals),
     }
 
 

@@ -7,9 +7,11 @@ from typing import Any
 from markupsafe import Markup
 
 from components.telemetry import formatting, plots
+from components.telemetry.busy import times
 from components.telemetry.charts import pictures, trend
 from components.telemetry.palette import PAGE, fate_colors
 from components.telemetry.run_files import FATES, RunRecord, tokens_unaccounted
+from components.telemetry.tool_calls import ACTS, merged_calls, summed_errors
 
 _EPISODES = {
     "turns": "turns",
@@ -107,10 +109,13 @@ def environments(run: RunRecord) -> dict[str, Any] | None:
     failures: Counter[str] = Counter()
     for line in run.metrics:
         failures.update(line.get("failures") or {})
-    if not rows and not episodes and not rewards:
+    acts, endings = _acts(run)
+    if not rows and not episodes and not rewards and not acts:
         return None
     return {
         "rows": rows,
+        "acts": acts,
+        "endings": endings,
         "fates": [fate.replace("_", " ") for fate in ("generated", *FATES)],
         "episodes": episodes,
         "rewards": rewards,
@@ -124,6 +129,31 @@ def _environment(versions: Mapping[str, Mapping[str, int | float]]) -> list[str]
         sums.update({fate: int(amount) for fate, amount in fates.items() if fate in FATES})
     amounts = [sum(sums.values()), *(sums[fate] for fate in FATES)]
     return [formatting.number(amount) for amount in amounts]
+
+
+def _acts(run: RunRecord) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """How long each environment took for each act, and how its episodes ended, over all steps."""
+    told: dict[str, list[Mapping[str, Any]]] = {}
+    for line in run.metrics:
+        for name, numbers in (line.get("environments") or {}).items():
+            told.setdefault(name, []).append(numbers)
+    acts = []
+    for name, lines in told.items():
+        for act in ACTS.values():
+            if parts := [line["acts"][act] for line in lines if act in line["acts"]]:
+                sums = merged_calls(parts)
+                acts.append({"name": name, "act": act, "calls": formatting.number(sums["calls"]), "times": times(sums)})
+    return acts, [_ending(name, lines) for name, lines in told.items()]
+
+
+def _ending(name: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    episodes, errors = sum(line["episodes"] for line in lines), summed_errors(lines)
+    return {
+        "name": name,
+        "episodes": formatting.number(episodes),
+        "failed": formatting.percent(sum(errors.values()) / episodes if episodes else None),
+        "kinds": ", ".join(f"{kind} {formatting.number(count)}" for kind, count in sorted(errors.items())),
+    }
 
 
 def _first_and_last(

@@ -82,7 +82,10 @@ STEP_KEYS = {
     "queue_seconds_mean": "seconds from the end of an episode until the trainer takes it",
     "queue_seconds_max": "the longest of them in this step",
     "episode_seconds": "mean length of an episode in seconds",
-    "tools": "{tool: {calls, errors: {kind: n}, p50, p95, p99, max}} of this step, times in seconds",
+    "tools": "{tool: {calls, errors: {kind: n}, p50, p95, p99, max, seconds, histogram}} of this step, in seconds; "
+    "`seconds` is their sum, and `histogram` has the calls of each bucket of telemetry.latency.BOUNDS",
+    "environments": "{environment: {episodes, errors: {kind: n}, acts: {reset | step | grade | close: {calls, ...}}}}: "
+    "what ended while this step was made, be it trained on or not; an act has the numbers of a tool",
     "tool_seconds": "mean time that an episode waited for tools, in seconds",
     "tool_error_rate": "share of tool calls that failed",
     "tokens": "{generated, trained, ...}: tokens of this step by fate; in_flight is a level, all others are amounts",

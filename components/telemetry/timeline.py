@@ -27,11 +27,14 @@ CAUSES = {RESET: "environments", POLICY: "generation", STEP: "tools", REWARD: "g
 class Activity:
     """How many episodes are in which phase. `changed` is told when another phase than before holds the most of them.
 
-    Used on one thread, that of the event loop.
+    `spent` are the seconds of each visit to a phase, and `endings` the episodes that ended by the failure's kind (None
+    where nothing broke): both of what was not taken yet. Used on one thread, that of the event loop.
     """
 
     def __init__(self, changed: Callable[[str | None], None] = lambda cause: None) -> None:
         self.counts: Counter[str] = Counter()
+        self.spent: dict[str, list[float]] = {}
+        self.endings: Counter[str | None] = Counter()
         self._changed = changed
         self._cause: str | None = None
 
@@ -45,6 +48,16 @@ class Activity:
         if cause != self._cause:
             self._cause = cause
             self._changed(cause)
+
+    def left(self, phase: str, seconds: float) -> None:
+        """An episode was so long in a phase."""
+        self.spent.setdefault(phase, []).append(seconds)
+
+    def taken(self) -> tuple[dict[str, list[float]], Counter[str | None]]:
+        """What was spent, and the endings, since the last call."""
+        found = self.spent, self.endings
+        self.spent, self.endings = {}, Counter()
+        return found
 
     def cause(self) -> str | None:
         """What keeps the episodes that ask for no tokens; None where there is no such episode."""
@@ -88,10 +101,14 @@ class Timeline:
         """A tool was called in the present phase, from its beginning on."""
         record("execute_tool", self._since, self._since + seconds, tool=tool, outcome=outcome, **self._where())
 
-    def end(self, **attributes: object) -> None:
-        """Leave the last phase. `attributes` describe the whole episode, in its span."""
+    def end(self, *, failure: str | None = None, **attributes: object) -> None:
+        """Leave the last phase. `failure` is the kind of what broke it; `attributes` describe it, in its span."""
         self._leave(None)
         self._phase, self.ended = None, self._since
+        if self._activity is not None:
+            self._activity.endings[failure] += 1
+        if failure is not None:
+            attributes["failure"] = failure
         record("rollout", self._began, self.ended, episode=self.name, **attributes)
 
     def seconds(self, start: float, end: float) -> dict[str, float]:
@@ -113,6 +130,8 @@ class Timeline:
             record(SPAN_NAMES[self._phase], self._since, moment, **self._where(), **self._notes)
             self._notes = {}
         if self._activity is not None:
+            if self._phase is not None:
+                self._activity.left(self._phase, moment - self._since)
             self._activity.move(self._phase, entered)
         self._since = moment
 

@@ -1,31 +1,60 @@
-"""Calls of tools -> how often each was called, how that ended, and how long it took."""
+"""Calls of tools, and acts of environments -> how often there were such, how that ended, and how long it took."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+from components.telemetry.latency import latency_numbers, merged
+from components.telemetry.timeline import CLOSE, RESET, REWARD, STEP
+
+ACTS = {RESET: "reset", STEP: "step", REWARD: "grade", CLOSE: "close"}
+"""What an environment does in each phase of an episode; the other phase is the policy's."""
 
 
 def tool_numbers(calls: Iterable[tuple[str, str, float]]) -> dict[str, dict[str, Any]]:
-    """Of (tool, outcome, seconds): per tool the number of calls, errors by kind, and quantiles of its seconds."""
+    """Of (tool, outcome, seconds): per tool the number of calls, errors by kind, and how long they took."""
     by_tool: dict[str, list[tuple[str, float]]] = {}
     for tool, outcome, seconds in calls:
         by_tool.setdefault(tool, []).append((outcome, seconds))
     return {tool: _numbers(members) for tool, members in sorted(by_tool.items())}
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ordered values that `share` of them do not exceed."""
-    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+def environment_numbers(
+    spent: Mapping[str, Sequence[float]], endings: Mapping[str | None, int]
+) -> dict[str, dict[str, Any] | int]:
+    """{episodes, errors: {kind: n}, acts: {reset: {calls, p50, ...}, step: ..., grade: ..., close: ...}}.
+
+    `spent` are the seconds of each visit to a phase; `endings` counts episodes by what broke them, None where nothing.
+    """
+    return {
+        "episodes": sum(endings.values()),
+        "errors": {kind: count for kind, count in sorted(endings.items(), key=str) if kind is not None},
+        "acts": {
+            act: {"calls": len(spent[phase]), **latency_numbers(spent[phase])}
+            for phase, act in ACTS.items()
+            if spent.get(phase)
+        },
+    }
+
+
+def merged_calls(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """{calls, errors: {kind: n}, p50, p95, p99, max} of all parts together."""
+    calls = sum(part.get("calls", 0) for part in parts)
+    return {"calls": calls, "errors": summed_errors(parts), **merged(parts)}
+
+
+def summed_errors(parts: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """{kind: n} of all parts together."""
+    errors: Counter[str] = Counter()
+    for part in parts:
+        errors.update(part.get("errors") or {})
+    return dict(errors)
 
 
 def _numbers(members: Sequence[tuple[str, float]]) -> dict[str, Any]:
-    ordered = sorted(seconds for _, seconds in members)
     errors = Counter(outcome for outcome, _ in members if outcome != "ok")
     return {
         "calls": len(members),
         "errors": dict(errors),
-        **{name: quantile(ordered, share) for name, share in QUANTILES.items()},
+        **latency_numbers(seconds for _, seconds in members),
     }

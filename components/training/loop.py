@@ -365,6 +365,7 @@ class TrainingLoop:
             **version_numbers(groups, self.history.version - 1),
             **self._selection.numbers(),
             **self._stalls.queue_numbers(),
+            "environments": {self._session.player.name: self._stalls.environment_numbers()},
             "groups": len(groups),
             **step_numbers(before, after, slots=self._session.engine.config.slots, peak=peak_operations()),
             "canary_difference": proof.canary_difference,

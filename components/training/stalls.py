@@ -10,10 +10,13 @@
 The seconds of a role over all its states are its wall time, so that what is named here is what is missing elsewhere.
 """
 
+from typing import Any
+
 from components.engine.engine import Engine
 from components.telemetry.clock import COMPILING, RoleClock
 from components.telemetry.spans import now, record
 from components.telemetry.timeline import Activity, Timeline, waited_for
+from components.telemetry.tool_calls import environment_numbers
 from components.types import Group, SequenceId
 
 WAITING = "waiting for rollouts"
@@ -77,6 +80,10 @@ class Stalls:
         """How long episodes have waited for the trainer, of those consumed since the last call; in seconds."""
         ages, self._ages = self._ages, []
         return {"queue_seconds_mean": sum(ages) / max(len(ages), 1), "queue_seconds_max": max(ages, default=0.0)}
+
+    def environment_numbers(self) -> dict[str, Any]:
+        """How long the environment's acts took and how episodes ended since the last call; see telemetry.tool_calls."""
+        return environment_numbers(*self._activity.taken())
 
     def settle(self) -> None:
         """The trainer has changed its state: an engine without episodes waits for another thing than before."""

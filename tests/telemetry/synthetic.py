@@ -6,6 +6,8 @@ import random
 
 from components import storage
 from components.telemetry.metrics import MetricsLog
+from components.telemetry.timeline import CLOSE, RESET, REWARD, STEP
+from components.telemetry.tool_calls import environment_numbers
 
 IN_NO_VERSION = ("generated", "in_flight")
 HOSTILE = "<script>alert('from the model')</script>"
@@ -56,6 +58,7 @@ def _line(step: int, steps: int, chance: random.Random) -> dict:
         "canary_difference": 3e-6 * (1 + chance.random()),
         "reward_parts": {"correct": reward, "format": 0.0},
         "tools": _tools(step, chance),
+        "environments": {name: _environment(failed > 0, chance) for name in ("arithmetic", "search")},
         "tool_seconds": 0.4 * chance.random(),
         "tool_error_rate": 0.4 * (1 - progress),
         "tokens": {
@@ -99,6 +102,15 @@ def _tools(step: int, chance: random.Random) -> dict:
             "max": slow * 2,
         },
     }
+
+
+def _environment(is_broken: bool, chance: random.Random) -> dict:
+    """Quick to open and to grade; what a step takes differs."""
+    spent = {RESET: (-7.0, 32), STEP: (-1.0, 70), REWARD: (-4.0, 32), CLOSE: (-8.0, 32)}
+    seconds = {
+        phase: [chance.lognormvariate(middle, 1) for _ in range(count)] for phase, (middle, count) in spent.items()
+    }
+    return environment_numbers(seconds, {None: 31, "tool": 1} if is_broken else {None: 32})
 
 
 def _selection(step: int, steps: int) -> dict:

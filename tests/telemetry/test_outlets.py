@@ -29,6 +29,13 @@ NUMBERS = {
     "episodes": 8,
     "failures": {"tool": 1},
     "tools": {"search": {"calls": 5, "errors": {"timeout": 2}, "p50": 0.1, "p95": 0.2, "p99": 0.2, "max": 0.2}},
+    "environments": {
+        "arithmetic": {
+            "episodes": 8,
+            "errors": {"grader": 1},
+            "acts": {"grade": {"calls": 3, "p50": 0.1, "max": 0.4, "seconds": 0.6, "histogram": [0] * 6 + [2, 0, 1]}},
+        }
+    },
     "alerts": ["failures"],
 }
 
@@ -82,6 +89,13 @@ def test_prometheus_scrapes_counters_that_add_up_and_the_last_gauges():
         'headrace_tool_calls_total{outcome="timeout",tool="search"} 4.0',
         'headrace_failures_total{kind="tool"} 2.0',
         'headrace_alerts_total{rule="failures"} 2.0',
+        'headrace_environment_episodes_total{environment="arithmetic"} 16.0',
+        'headrace_environment_errors_total{environment="arithmetic",kind="grader"} 2.0',
+        'headrace_environment_seconds_bucket{act="grade",environment="arithmetic",le="0.05"} 0.0',
+        'headrace_environment_seconds_bucket{act="grade",environment="arithmetic",le="0.1"} 4.0',
+        'headrace_environment_seconds_bucket{act="grade",environment="arithmetic",le="+Inf"} 6.0',
+        'headrace_environment_seconds_count{act="grade",environment="arithmetic"} 6.0',
+        'headrace_environment_seconds_sum{act="grade",environment="arithmetic"} 1.2',
     ):
         assert line in lines, line
     assert not any(f'fate="{level}"' in line for line in lines for level in ("in_flight", "generated"))

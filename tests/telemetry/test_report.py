@@ -10,10 +10,12 @@ import pytest
 
 from components import storage
 from components.errors import DataError
-from components.telemetry import busy, palette, plots
+from components.telemetry import busy, health, palette, plots
 from components.telemetry.metrics import MetricsLog, read_metrics
 from components.telemetry.report import alerts, choose_examples, render_report, write_report
 from components.telemetry.run_files import FATES, RunRecord, read_run, tokens_unaccounted
+from components.telemetry.timeline import REWARD, STEP
+from components.telemetry.tool_calls import environment_numbers
 from tests.telemetry.synthetic import HOSTILE, write_run
 
 
@@ -194,6 +196,21 @@ def test_fates_by_version_selection_and_sample_size_are_shown_where_they_are_kno
     metrics = [{"step": 1, "reward_mean": 0.5, "selection": {"tokens": {}}, "effective_sample_size": None}]
     without = render_report(RunRecord(summary, metrics))
     assert not any(title in without for title in titles)
+
+
+def test_environments_tell_how_long_each_act_took_and_what_broke():
+    told = [
+        {"step": 1, "environments": {"sql": environment_numbers({STEP: [0.004] * 3, REWARD: [2.0]}, {None: 3})}},
+        {"step": 2, "environments": {"sql": environment_numbers({STEP: [0.004, 9.0]}, {"grader": 1})}},
+    ]
+    found = health.environments(RunRecord(metrics=told))
+    assert [(row["act"], row["calls"], row["times"][-1]) for row in found["acts"]] == [
+        ("step", "5", "9 s"),
+        ("grade", "1", "2 s"),
+    ]
+    assert found["endings"] == [{"name": "sql", "episodes": "4", "failed": "25\u202f%", "kinds": "grader 1"}]
+    page = render_report(RunRecord(metrics=told))
+    assert "sql: 4 episodes ended, 25\u202f% of them broke (grader 1)." in page
 
 
 def test_bars_and_legends_give_every_fate_its_own_colour():

@@ -95,3 +95,17 @@ def test_what_runs_on_after_the_end_changes_nothing(at):
     timeline.enter(REWARD)
     assert activity.cause() is None
     assert timeline.phases == [(STEP, 0.0, 0.0)]
+
+
+def test_activity_tells_once_how_long_each_phase_was_and_how_episodes_ended(at):
+    activity = Activity()
+    for failure in (None, "grader"):
+        at(0.0)
+        timeline = Timeline("task/0/0/0", activity)
+        timeline.enter(STEP)
+        at(2.0)
+        timeline.enter(REWARD)
+        at(5.0)
+        timeline.end(failure=failure)
+    assert activity.taken() == ({STEP: [2.0, 2.0], REWARD: [3.0, 3.0]}, {None: 1, "grader": 1})
+    assert activity.taken() == ({}, {})

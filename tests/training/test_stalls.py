@@ -13,6 +13,10 @@ from components.telemetry.why import explained, losses, unaccounted_share
 from components.training.learner import Learner
 from components.training.run import train
 from tests.tiny_run import ENGINE, ENVIRONMENT, TRAIN
+from tests.training.planted import SECONDS
+
+PLANTED = {"SlowTool": "step", "SlowGrader": "grade", "SlowReset": "reset"}
+"""Which act each of them is slow in."""
 
 
 def first_cause(tiny_inputs, folder: Path, *, environment: str = "arithmetic", **changes) -> str:
@@ -30,6 +34,12 @@ def first_cause(tiny_inputs, folder: Path, *, environment: str = "arithmetic", *
     later = type(run)(metrics=run.metrics[-1:])
     assert unaccounted_share(later) < 0.02
     assert f"first cause: {losses(later)[0].cause}." in explained(later)
+    for line in run.metrics:
+        # The seconds of each act are there, of what is slow and of what is not.
+        acts = line["environments"][environment]["acts"]
+        assert set(acts) == {"reset", "step", "grade", "close"}
+        planted = PLANTED.get(environment.rpartition(":")[2])
+        assert {act for act, told in acts.items() if told["p50"] >= SECONDS} == ({planted} if planted else set())
     return losses(later)[0].cause
 
 

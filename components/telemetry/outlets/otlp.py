@@ -77,7 +77,7 @@ class OtlpWriter:
             span.name == "execute_tool" and told.get("outcome", "ok") not in ("ok", "refused")
         )
         if failed:
-            attributes["error.type"] = told["outcome"]
+            attributes["error.type"] = told.pop("failure", told["outcome"])
         attributes |= {NAMES.get(key, f"headrace.{key}"): value for key, value in told.items() if value is not None}
         subject = {"chat": self._model, "invoke_agent": self._environment}.get(operation or "", told.get("tool"))
         return OtlpSpan(
