@@ -10,8 +10,9 @@ from typing import Any
 
 from components import storage
 from components.telemetry.progress import say
-from components.telemetry.run_files import RunRecord, read_run
+from components.telemetry.run_files import RunRecord, failure_of, read_run
 from pipeline import manifest as manifests
+from pipeline.closing import close_run
 from pipeline.start import TRIALS, folder_of, from_record, job_owner, mark_seen
 
 TASK = "train"
@@ -29,6 +30,10 @@ def finish(*, run_root: str, run_id: str, error: str, manifest: str, manifest_ur
         run = read_run(folder, trajectories=False)
         if "gate" in run.summary and record:
             mark_seen(from_record(record["start"]), folder)
+        if error or storage.is_remote(folder):
+            # A run that ends well on one machine has its report from `headrace run`, which knows more.
+            close_run(folder, error=error)
+            run = read_run(folder, trajectories=False)
         storage.write_text(manifest, json.dumps(record, indent=2) + "\n")
         storage.write_text(summary, run_markdown(run, record, folder=folder, error=error))
     finally:
@@ -61,7 +66,8 @@ def _manifest_of(folder: str) -> dict[str, Any]:
 
 def _outcome(run: RunRecord, error: str) -> str:
     if error:
-        return f"**Failed.** {error}"
+        failure = failure_of(run.summary) or {"step": "", "message": error}
+        return f"**Failed{' in ' + failure['step'] if failure['step'] else ''}.** {failure['message']}"
     found = run.summary.get("promotion") or run.summary.get("outcome") or _scored(run)
     return f"**{found[:1].upper()}{found[1:]}**"
 

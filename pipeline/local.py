@@ -18,9 +18,10 @@ from kfp.dsl.yaml_component import YamlComponent
 from components import storage
 from components.config import dump
 from components.errors import ConfigError, HeadraceError, Problem, RunStoppedError
+from components.telemetry.failure import forget_failure, note_failure
 from components.telemetry.progress import say
-from components.telemetry.report import write_report
 from components.telemetry.run_files import REPORT, update_summary
+from pipeline.closing import close_run
 from pipeline.compiling import for_this_machine, pipeline_yaml
 from pipeline.processes import ended_together
 from pipeline.progress import Progress
@@ -55,14 +56,14 @@ STOP_SECONDS = 30.0
 
 
 class StepFailedError(HeadraceError):
-    """A step of the pipeline ended with an error. `message` is the step's own."""
+    """A step of the pipeline ended with an error, `reason`, which is the step's own."""
 
-    def __init__(self, step: str, message: str, folder: Path) -> None:
+    def __init__(self, step: str, reason: str, folder: Path) -> None:
         super().__init__(
-            f"{message}\n\nThe step {step} failed; its whole output is in {folder / LOG}. Optimizer steps "
+            f"{reason}\n\nThe step {step} failed; its whole output is in {folder / LOG}. Optimizer steps "
             f"are kept: the same command with --resume {folder} goes on from them, and makes again what comes before"
         )
-        self.step = step
+        self.step, self.reason = step, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def run_locally(
     )
     made = {f"{name}_dir": str(folder / name) if _link_output(folder, name) else None for name in OUTPUTS}
     summary = update_summary(str(folder), {**summary, "report_html": str(folder / REPORT), **made})
-    write_report(str(folder))
+    close_run(str(folder))
     return LocalRun(folder, summary, _figures(summary))
 
 
@@ -118,12 +119,26 @@ def run_pipeline(
     started = time.monotonic()
     with storage.sole_process(folder / RUN_LOCK, patience=STOP_SECONDS, on_wait=say), _step_environment(Path.cwd()):
         say(f"run folder: {folder}")
-        _run(component, {**arguments, "run_root": str(folder)}, folder)
+        forget_failure(str(folder))
+        try:
+            _run(component, {**arguments, "run_root": str(folder)}, folder)
+        except (StepFailedError, RunStoppedError) as error:
+            _close_failed(folder, error)
+            raise
     return folder, {
         "run_dir": str(folder),
         "wall_seconds": round(time.monotonic() - started, 2),
         "peak_memory_gib": round(peak_memory_gib(), 3),
     }
+
+
+def _close_failed(folder: Path, error: StepFailedError | RunStoppedError) -> None:
+    """The last report says what happened. It must not hide it, whatever becomes of the report."""
+    step, reason = (error.step, error.reason) if isinstance(error, StepFailedError) else ("", str(error))
+    with contextlib.suppress(OSError, HeadraceError):
+        # One that was killed has noted nothing, and the exit step knows less than what was seen here.
+        note_failure(str(folder), step, reason)
+        close_run(str(folder), error=reason)
 
 
 def output_of(folder: Path, step: str, name: str) -> Path | None:

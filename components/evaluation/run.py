@@ -29,6 +29,7 @@ from components.rollout.orchestrator import play_all
 from components.rollout.player import EnvironmentConfig
 from components.rollout.prepare import read_tasks
 from components.rollout.session import Session, open_session
+from components.telemetry.failure import notes_failure
 from components.telemetry.progress import say
 from components.telemetry.report import write_report
 from components.telemetry.run_files import EVALUATION, read_run, update_summary
@@ -69,6 +70,7 @@ class Evaluation(NamedTuple):
     tool_use: list[list[int]]
 
 
+@notes_failure("evaluate")
 def evaluate(
     *,
     section: str,

@@ -14,6 +14,8 @@ from components.model.base_artifact import BaseArtifact
 from components.model.lora import LoraConfig
 from components.telemetry.run_files import RunRecord
 
+CARD = "README.md"
+
 Kind = Literal["adapter", "merged"]
 
 _TITLES = {"adapter": "A LoRA adapter", "merged": "Merged weights"}
@@ -53,7 +55,7 @@ def write_card(folder: Path, kind: Kind, manifest: Manifest) -> None:
         _recipe(manifest.record),
     ]
     text = "\n".join(line for part in parts for line in part)
-    (folder / "README.md").write_text(text.rstrip() + "\n", encoding="utf-8")
+    (folder / CARD).write_text(text.rstrip() + "\n", encoding="utf-8")
 
 
 def _heading(folder: Path, kind: Kind, manifest: Manifest) -> Iterator[str]:

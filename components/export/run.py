@@ -12,19 +12,21 @@ from components import storage
 from components.config import config, from_json
 from components.engine.sampling import SamplingConfig
 from components.errors import ConfigError, DataError, Problem, ProofError
-from components.export.card import Manifest, write_card
+from components.export.card import CARD, Manifest, write_card
 from components.export.merged import merged_tensors
 from components.export.proof import PEERS, Exported, in_words, prove
 from components.export.serving import generation_config, write_tokenizer
 from components.model import platform
 from components.model.base_artifact import read_base
 from components.model.checkpoint_folder import MAX_SHARD_BYTES, write_json, write_tensors
-from components.model.peft import load_adapter, read_config, save_adapter
+from components.model.peft import CONFIG_FILE, load_adapter, read_config, save_adapter
 from components.model.placement import MeshConfig, make_placements
 from components.model.source import Source, open_source
 from components.rollout.prepare import read_tasks
 from components.rollout.renderer import make_renderer
 from components.rollout.tokenizer import Tokenizer, load_tokenizer
+from components.telemetry.failure import notes_failure
+from components.telemetry.outlets.mlflow import EXPERIMENT, keep_files
 from components.telemetry.progress import say
 from components.telemetry.run_files import read_run, update_summary
 
@@ -58,6 +60,7 @@ class ExportConfig:
             raise ConfigError(Problem("export.sampling.stop_strings", self.sampling.stop_strings, message))
 
 
+@notes_failure("export")
 def export(
     *, section: str, run_folder: str, tasks: str, base: str, trained: str, adapter: str, merged: str
 ) -> dict[str, Any]:
@@ -89,6 +92,9 @@ def export(
     }
     say(f"export: {in_words(proof)}")
     _describe(exported, proof, run_folder, record)
+    small = [str(exported.adapter / name) for name in (CARD, CONFIG_FILE, PROOF_FILE)]
+    settings_of_run = (record.get("exact", {}).get("train") or {}).get("telemetry", {})
+    keep_files(run_folder, {"adapter": small}, experiment=settings_of_run.get("mlflow_experiment", EXPERIMENT))
     return proof
 
 

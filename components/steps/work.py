@@ -6,6 +6,7 @@ from components.config import from_json
 from components.export.promotion import fingerprint_of
 from components.launcher.platform import PlatformConfig
 from components.rollout.prepare import write_tasks
+from components.telemetry.failure import notes_failure
 from components.telemetry.run_files import update_summary
 
 
@@ -17,6 +18,7 @@ class Artifact(Protocol):
     uri: str
 
 
+@notes_failure("prepare-data")
 def prepare_data(*, section: str, environment: str, seed: int, run_folder: str, folder: str) -> dict[str, Any]:
     """Write the tasks; gives and records their numbers and the hash of their content."""
     facts = write_tasks(section=section, environment=environment, seed=seed, folder=folder)
@@ -24,6 +26,7 @@ def prepare_data(*, section: str, environment: str, seed: int, run_folder: str, 
     return facts
 
 
+@notes_failure("init-model")
 def init_model(
     *, section: str, environment: str, seed: int, run_folder: str, tasks: str, base: str, adapter: str
 ) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from components.telemetry.charts import links_to_steps, pictures, signal
 from components.telemetry.clock import idle_share
 from components.telemetry.page import render_page
 from components.telemetry.palette import PAGE
-from components.telemetry.run_files import REPORT, RunRecord, read_run, tokens_unaccounted
+from components.telemetry.run_files import REPORT, RunRecord, failure_of, read_run, tokens_unaccounted
 
 _EXAMPLES = 6  # trajectories for a browser that may run no script
 _SIGNALS = (
@@ -56,6 +56,7 @@ def render_report(run: RunRecord, *, made: str = "") -> str:
             [*(str(run.summary[key]) for key in _NAMES if run.summary.get(key)), *filter(None, [made])]
         ),
         objective=run.summary.get("objective"),
+        failure=failure_of(run.summary),
         headline=_headline(run),
         measures=[_measure(each) for each in run.measures],
         tiles=_tiles(run),

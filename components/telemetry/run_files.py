@@ -30,6 +30,9 @@ SUMMARY = "summary.json"
 TRAJECTORIES = "trajectories.jsonl"
 REPORT = "report.html"
 
+FAILURE = "failure"
+"""The key of the summary that says what a run has failed of; None once it goes on."""
+
 FATES = {
     "trained": "went into an update",
     "stale": "too old when they landed",
@@ -140,6 +143,7 @@ SUMMARY_KEYS = {
     "engine_seconds": "the same for the engine",
     "trainer_idle_share": "share of its time that the trainer waited",
     "engine_idle_share": "share of its time that the engine waited",
+    FAILURE: "{step, message} of what the run failed of; null or absent where it did not, or where it goes on",
     "promotion": "what came of the gate, in words: promoted: ADAPTER, or not promoted: REASONS",
     "report_html": "path of the report",
 }
@@ -231,6 +235,12 @@ def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
             text = json.dumps(summary, indent=2, default=str) + "\n"
             storage.write_text(uri, text, if_generation_match=generation)
             return summary
+
+
+def failure_of(summary: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """{step, message} of what a run has failed of; None where it has not."""
+    found: Mapping[str, str] | None = summary.get(FAILURE)
+    return found
 
 
 def tokens_unaccounted(tokens: Mapping[str, int | float]) -> int | float:

@@ -35,6 +35,7 @@ from components.rollout.tokenizer import Tokenizer
 from components.storage import sole_process
 from components.telemetry.alerts import Alerts
 from components.telemetry.clock import idle_share
+from components.telemetry.failure import notes_failure
 from components.telemetry.metrics import read_metrics
 from components.telemetry.outlets.opened import TelemetryConfig, open_outlets
 from components.telemetry.outlets.outlet import Outlets
@@ -116,6 +117,7 @@ class TrainConfig:
         return sides
 
 
+@notes_failure("train")
 def train(
     *,
     section: str,

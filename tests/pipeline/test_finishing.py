@@ -8,8 +8,11 @@ import pytest
 
 from components import storage
 from components.config import dump
+from components.errors import ProofError
+from components.telemetry.failure import notes_failure
 from components.telemetry.run_files import RunRecord, update_summary
 from pipeline import manifest as manifests
+from pipeline.closing import close_run
 from pipeline.finishing import finish, run_markdown
 from pipeline.recipe import load_recipe
 from pipeline.start import SEEN, Start
@@ -53,6 +56,28 @@ def test_a_run_whose_recipe_was_refused_still_has_a_summary(tmp_path: Path) -> N
     manifest, summary = finished(tmp_path, error="the first step failed")
     assert manifest == {}
     assert "**Failed.** the first step failed" in summary
+
+
+def test_the_last_report_of_a_failed_run_says_what_its_step_said(tmp_path: Path) -> None:
+    record(str(tmp_path), Start("/promoted", 0))
+
+    @notes_failure("export")
+    def export(*, run_folder: str, is_right: bool) -> str:
+        if not is_right:
+            raise ProofError("the logits <differ>")
+        return "exported"
+
+    with pytest.raises(ProofError):
+        export(run_folder=str(tmp_path), is_right=False)
+    _, summary = finished(tmp_path, error="The DAG failed to succeed")
+    assert "**Failed in export.** ProofError: the logits <differ>" in summary
+    page = (tmp_path / "report.html").read_text()
+    assert "This run failed in its step export" in page
+    assert "ProofError: the logits &lt;differ&gt;" in page
+    # It is tried again, and goes well.
+    assert export(run_folder=str(tmp_path), is_right=True) == "exported"
+    close_run(str(tmp_path))
+    assert "This run failed" not in (tmp_path / "report.html").read_text()
 
 
 def test_a_table_is_not_broken_by_what_stands_in_it() -> None:

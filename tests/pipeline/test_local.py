@@ -10,6 +10,7 @@ import pytest
 from components import storage
 from components.errors import ConfigError
 from components.export.promotion import fingerprint_of, read_promotions
+from components.telemetry.run_files import failure_of, read_run
 from pipeline import manifest as manifests
 from pipeline.cli import main
 from pipeline.commands.compiling import COMPILED
@@ -210,6 +211,11 @@ def test_a_failing_step_shows_its_own_error_first(project: Path, capsys: pytest.
     assert "the id stands twice" in first
     assert caught.value.step == "prepare-data"
     assert "The step prepare-data failed; its whole output is in" in str(caught.value)
+    (folder,) = (project / "runs").glob("smoke-*")
+    assert failure_of(read_run(str(folder)).summary) == {"step": caught.value.step, "message": caught.value.reason}
+    page = (folder / "report.html").read_text()
+    assert f"This run failed in its step {caught.value.step}" in page
+    assert "the id stands twice" in page
     assert "== init-model" not in capsys.readouterr().err
 
 

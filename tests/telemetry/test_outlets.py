@@ -8,6 +8,7 @@ import sys
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -19,6 +20,7 @@ from components.telemetry.outlets.outlet import scalars
 from components.telemetry.outlets.prometheus import Prometheus
 from components.telemetry.spans import clear, record
 from components.telemetry.timeline import POLICY, STEP, Timeline
+from pipeline.closing import close_run
 
 NUMBERS = {
     "step": 1,
@@ -208,6 +210,44 @@ def test_mlflow_gets_parameters_and_numbers_and_finds_a_run_again(tmp_path, monk
     assert run.data.params["train.steps"] == "3"
     assert run.data.metrics["tokens/trained"] == 100.0
     assert [each.step for each in MlflowClient().get_metric_history(outlet.run_id, "reward_mean")] == [1, 2]
+
+
+def test_mlflow_keeps_a_runs_files_and_how_it_ended(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(mlflow.VARIABLE, f"file://{tmp_path}/tracking")
+    run, adapter = tmp_path / "run", tmp_path / "adapter"
+    manifest = {"exact": {"train": {"telemetry": {"mlflow_experiment": "mine"}}}}
+    for file, text in {
+        run / "manifest.json": json.dumps(manifest),
+        run / "recipe.yaml": "{}",
+        run / "summary.json": json.dumps({"recipe": "sums"}),
+        adapter / "README.md": "# card",
+    }.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    outlet = mlflow.MlFlow(str(run), experiment="mine", parameters={"seed": 1})
+    outlet.step(1, NUMBERS)
+    outlet.close()
+    mlflow.keep_files(str(run), {"adapter": [str(adapter / "README.md")]}, experiment="mine")
+    close_run(str(run), step="export", error="ProofError: they differ")
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    names = {each.path for folder in ("", "adapter") for each in client.list_artifacts(outlet.run_id, folder)}
+    assert names == {"report.html", "manifest.json", "recipe.yaml", "summary.json", "adapter", "adapter/README.md"}
+    assert client.get_run(outlet.run_id).info.status == "FAILED"
+    page = Path(client.download_artifacts(outlet.run_id, "report.html", str(tmp_path))).read_text()
+    assert "ProofError: they differ" in page
+
+
+def test_files_that_mlflow_does_not_take_are_told_of_once(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv(mlflow.VARIABLE, f"file://{tmp_path}/tracking")
+    missing = [str(tmp_path / "README.md"), str(tmp_path / "proof.json")]
+    mlflow.keep_files(str(tmp_path), {"adapter": missing}, experiment="headrace", failed=False)
+    assert capsys.readouterr().err.count("MLflow did not get all of this run: FileNotFoundError") == 1
 
 
 def test_without_the_variable_mlflow_is_not_wanted(monkeypatch):

@@ -5,15 +5,22 @@ way of saying where its server is, and the one that its users set; without it no
 spoken to with the first step's numbers, and is given up sooner than MLflow would by itself: after seconds, not minutes.
 """
 
+import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from components.telemetry.outlets.outlet import scalars
+from components import storage
+from components.telemetry.outlets.outlet import attempted, scalars
 from components.telemetry.progress import say
 
 VARIABLE = "MLFLOW_TRACKING_URI"
+EXPERIMENT = "headrace"
+"""Where runs go whose recipe names no other experiment."""
+
 _LONGEST = 500  # characters that MLflow takes in the value of a parameter
 _BATCH = 100  # parameters in one request
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
@@ -57,17 +64,9 @@ class MlFlow:
             self._client.set_terminated(self.run_id)
 
     def _open(self) -> None:
-        for name, value in _PATIENCE.items():
-            os.environ.setdefault(name, value)
-        from mlflow import MlflowClient  # an extra, and a slow import
-
-        self._client, folder = MlflowClient(), self._folder
-        found = self._client.get_experiment_by_name(self._experiment)
-        number = found.experiment_id if found else self._client.create_experiment(self._experiment)
-        known = self._client.search_runs([number], f"tags.run_folder = '{_quoted(folder)}'", max_results=1)
-        name = folder.rstrip("/").rsplit("/", 1)[-1]
-        run = known[0] if known else self._client.create_run(number, run_name=name, tags={"run_folder": folder})
-        if not known:
+        self._client = _client()
+        run = _run_of(self._client, self._folder, self._experiment)
+        if not run.data.params:
             self._parameters(run.info.run_id)
         self.run_id = run.info.run_id
 
@@ -77,6 +76,47 @@ class MlFlow:
         params = [Param(name, str(value)[:_LONGEST]) for name, value in _leaves(self._settings)]
         for start in range(0, len(params), _BATCH):
             self._client.log_batch(run_id, params=params[start : start + _BATCH])
+
+
+def keep_files(
+    run_folder: str, files: Mapping[str, Sequence[str]], *, experiment: str, failed: bool | None = None
+) -> None:
+    """Put files of a run (paths or gs:// URIs) among its artifacts, by folder there; "" is the top.
+
+    `failed` says how the run has ended, where it has. Without a server nothing happens; what fails is told of.
+    """
+    if wanted():
+        attempted("MLflow", functools.partial(_keep, run_folder, files, experiment, failed))
+
+
+def _keep(run_folder: str, files: Mapping[str, Sequence[str]], experiment: str, failed: bool | None) -> None:
+    client = _client()
+    run_id = _run_of(client, run_folder, experiment).info.run_id
+    with tempfile.TemporaryDirectory() as scratch:
+        for folder, uris in files.items():
+            for uri in uris:
+                copy = Path(scratch, uri.rpartition("/")[2])
+                copy.write_bytes(storage.read_bytes(uri))
+                client.log_artifact(run_id, str(copy), folder or None)
+    if failed is not None:
+        client.set_terminated(run_id, status="FAILED" if failed else "FINISHED")
+
+
+def _client() -> Any:
+    for name, value in _PATIENCE.items():
+        os.environ.setdefault(name, value)
+    from mlflow import MlflowClient  # an extra, and a slow import
+
+    return MlflowClient()
+
+
+def _run_of(client: Any, folder: str, experiment: str) -> Any:
+    """The run of this folder, which is made where there is none."""
+    found = client.get_experiment_by_name(experiment)
+    number = found.experiment_id if found else client.create_experiment(experiment)
+    known = client.search_runs([number], f"tags.run_folder = '{_quoted(folder)}'", max_results=1)
+    name = folder.rstrip("/").rsplit("/", 1)[-1]
+    return known[0] if known else client.create_run(number, run_name=name, tags={"run_folder": folder})
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -31,7 +31,7 @@ class TelemetryConfig:
     keep_every: Annotated[int, Field(ge=1)] = 10
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    mlflow_experiment: str = "headrace"
+    mlflow_experiment: str = mlflow.EXPERIMENT
     profile_steps: Annotated[str, Field(pattern=r"^\d+:\d+$")] | None = None
     alerts: AlertConfig = AlertConfig()
 

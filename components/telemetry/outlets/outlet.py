@@ -4,7 +4,7 @@ An outlet must never cost a run anything: it works on the thread that writes the
 told of once and left out from then on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from components.telemetry.progress import say
@@ -53,6 +53,16 @@ class Outlets:
     def _drop(self, outlet: Outlet, error: Exception) -> None:
         self._working.remove(outlet)
         say(f"{outlet.name} gets nothing more from this run: {type(error).__name__}: {error}")
+
+
+def attempted(name: str, work: Callable[[], None]) -> bool:
+    """Do something with the outlet of this name that needs to be done once; a failure is told. Whether it worked."""
+    try:
+        work()
+    except Exception as error:  # The same boundary.
+        say(f"{name} did not get all of this run: {type(error).__name__}: {error}")
+        return False
+    return True
 
 
 def scalars(numbers: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -27,6 +27,7 @@ from components.rollout.player import EnvironmentConfig, Player, make_player
 from components.rollout.prepare import read_tasks
 from components.rollout.tokenizer import load_tokenizer
 from components.storage import sole_process
+from components.telemetry.failure import notes_failure
 from components.telemetry.metrics import MetricsLog
 from components.telemetry.progress import say
 from components.telemetry.run_files import TUNING, update_summary
@@ -66,6 +67,7 @@ class Data:
     left_out: Mapping[str, int]
 
 
+@notes_failure("tune")
 def tune(
     *, section: str, environment: str, seed: int, run_folder: str, tasks: str, base: str, adapter: str, tuned: str
 ) -> dict[str, Any]:
