@@ -18,7 +18,7 @@ from components.errors import ConfigError, Problem
 from components.telemetry import formatting
 from components.telemetry.alerts import AlertConfig, heartbeat
 from components.telemetry.clock import STARTING, idle_share
-from components.telemetry.run_files import METRICS, RunRecord, read_run
+from components.telemetry.run_files import METRICS, RunRecord, failure_of, read_run
 from pipeline import manifest as manifests
 
 SILENT_SECONDS = 600.0
@@ -36,12 +36,13 @@ class State(StrEnum):
     RUNNING = "running"
     SILENT = "silent"
     FINISHED = "finished"
+    FAILED = "failed"
     DEAD = "dead"
 
     @property
     def is_end(self) -> bool:
         """Whether there is nothing more to wait for."""
-        return self in (State.FINISHED, State.DEAD)
+        return self in (State.FINISHED, State.FAILED, State.DEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,24 @@ def state_text(seen: Look) -> str:
     text = f"{seen.record.summary.get('recipe', 'run')}: {seen.state}"
     if seen.step:
         text += f", step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")
-    if seen.age is not None and seen.state is not State.FINISHED:
+    if seen.age is not None and seen.state not in (State.FINISHED, State.FAILED):
         text += f", last heard of {formatting.seconds(seen.age)} ago"
     if seen.alert:
         text += f"; {seen.alert}"
+    if seen.state is State.FAILED:
+        text += f"; {failure_text(seen.record.summary)}; go on with --resume {seen.folder}"
     if seen.state is State.DEAD:
         text += f"; no process works in {seen.folder}: go on with --resume, or see log.txt there"
     return _plain(text)
+
+
+def failure_text(summary: Mapping[str, Any]) -> str:
+    """What a run has failed of, in one line; empty where it has not."""
+    failure = failure_of(summary)
+    if failure is None:
+        return ""
+    first = failure["message"].strip().partition("\n")[0]
+    return f"{failure['step']}: {first}" if failure["step"] else first
 
 
 def step_text(line: Mapping[str, Any], planned: int | None = None) -> str:
@@ -168,6 +180,9 @@ def _state(folder: str, record: RunRecord, age: float | None) -> State:
     is_over = "wall_seconds" in record.summary or "promotion" in record.summary or "outcome" in record.summary
     if True in held:
         return State.RUNNING if record.metrics else State.STARTING
+    # Without a lock to look at, a run that has failed may be in another try.
+    if None not in held and failure_of(record.summary):
+        return State.FAILED
     # Between two steps of a pipeline on this machine the lock of the run is held; without it nobody works here.
     if is_over or (None not in held and "accuracy_after" in record.summary):
         return State.FINISHED

@@ -24,6 +24,7 @@ _STYLES = {
     State.RUNNING: "green",
     State.SILENT: "yellow",
     State.FINISHED: "bold green",
+    State.FAILED: "bold red",
     State.DEAD: "bold red",
 }
 _COLUMNS = {

@@ -207,6 +207,7 @@ def _trajectories(sample: viewer.Sample) -> dict[str, Any]:
         "written": formatting.number(sample.written),
         "played": formatting.number(sample.played),
         "has_gaps": any(each["gap"] is not None for each in sample.talks),
+        "has_drift": any(each["drift"] is not None for each in sample.talks),
         "has_tokens": any(each["turns"] for each in sample.talks),
     }
 

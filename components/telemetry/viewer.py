@@ -7,7 +7,7 @@ what had tool errors, and for the rest it is spread evenly over the steps. Texts
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,27 @@ def _least_likely(record: Record) -> int | float | None:
     return min(found, default=None)
 
 
-def _largest_gap(record: Record) -> int | float | None:
-    """How far trainer and engine are apart on a token at most; None where that is not known."""
-    return max((abs(gap) for turn in record.get("turns", ()) for gap in _gaps(turn) if gap is not None), default=None)
+def _largest_mismatch(record: Record) -> int | float | None:
+    """How far trainer and engine are apart at most on a token that the trainer's own version sampled; None if unknown.
+
+    On an older token the trainer differs for what it has learned since, too: see `_largest_drift`.
+    """
+    return max((abs(gap) for gap, behind in _known_gaps(record) if not behind), default=None)
+
+
+def _largest_drift(record: Record) -> int | float | None:
+    """The same of tokens that an older version sampled."""
+    return max((abs(gap) for gap, behind in _known_gaps(record) if behind), default=None)
+
+
+def _known_gaps(record: Record) -> Iterator[tuple[int | float, int]]:
+    """(gap, versions from its sampling to the update) of each token of which both are known."""
+    trainer = (record.get("step") or 0) - 1
+    for turn in record.get("turns", ()):
+        versions = [version for version, length in turn.get("versions", ()) for _ in range(length)]
+        for gap, version in zip(_gaps(turn), versions, strict=False):
+            if gap is not None:
+                yield gap, trainer - version
 
 
 MEASURES = (
@@ -64,7 +82,12 @@ MEASURES = (
     ),
     Measure("seconds", "Seconds", "From reset to reward.", lambda each: each.get("seconds")),
     Measure("lowest", "Least likely token", "Its log-prob when it was sampled, in nats.", _least_likely, lowest=True),
-    Measure("gap", "Largest gap", "Log-prob of the trainer against the engine, on the worst token.", _largest_gap),
+    Measure(
+        "gap",
+        "Largest mismatch",
+        "Log-prob of the trainer against the engine at one version, on the worst token: arithmetic alone.",
+        _largest_mismatch,
+    ),
 )
 
 
@@ -108,9 +131,13 @@ def choose(
 def viewer_json(sample: Sample) -> Markup:
     """The sample as the text of a `<script type="application/json">`, which no text in it can end."""
     texts, talks = _shared_texts(sample.talks)
-    gaps = [each["gap"] for each in talks if each["gap"]]
-    scale = max(float(np.quantile(gaps, 0.9)), 1e-3) if gaps else 1.0
-    return Markup(_as_script({"texts": texts, "gapScale": scale, "list": talks}))
+    scales = {f"{key}Scale": _scale([each[key] for each in talks if each[key]]) for key in ("gap", "drift")}
+    return Markup(_as_script({"texts": texts, **scales, "list": talks}))
+
+
+def _scale(values: Sequence[float]) -> float:
+    """What is coloured most; the few that are larger do not fade the others."""
+    return max(float(np.quantile(values, 0.9)), 1e-3) if values else 1.0
 
 
 def points(sample: Sample, measure: Measure) -> list[tuple[int, float, str, str]]:
@@ -198,7 +225,8 @@ def _trajectory(record: Record) -> dict[str, Any]:
         "malformed": record.get("malformed_calls") or 0,
         "stale": record.get("staleness"),
         "lowest": _least_likely(record),
-        "gap": _largest_gap(record),
+        "gap": _largest_mismatch(record),
+        "drift": _largest_drift(record),
         "messages": shown,
         "more": len(messages) - len(shown),
         "turns": turns,

@@ -155,7 +155,7 @@ def _watch_folder(folder: str, every: float | None) -> int:
             seen = follow(folder, show=Lines(say).show, every=every)
     except KeyboardInterrupt:
         return OK
-    if console.is_terminal and seen.state is State.DEAD:
+    if console.is_terminal and seen.state in (State.DEAD, State.FAILED):
         say(state_text(seen))
     return OK if seen.state is State.FINISHED else FAILED
 

@@ -11,6 +11,7 @@ from components.telemetry.progress import say
 from components.telemetry.run_files import METRICS, SUMMARY, read_run
 from components.telemetry.why import explained
 from pipeline.commands.command import OK, Command, add_json
+from pipeline.following import failure_text
 
 
 def report(options: argparse.Namespace) -> int:
@@ -19,6 +20,8 @@ def report(options: argparse.Namespace) -> int:
     if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
         message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
         raise ConfigError(Problem("report", folder, message))
+    if failure := failure_text(read_run(folder, trajectories=False).summary):
+        say(f"this run has failed: {failure}")
     if options.why:
         print(explained(read_run(folder)))
         return OK

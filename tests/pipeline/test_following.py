@@ -58,6 +58,19 @@ def test_a_run_that_has_ended_is_finished(tmp_path: Path) -> None:
     assert state_text(look(str(folder))) == "maths: finished, step 4 of 4"
 
 
+def test_a_run_that_has_failed_says_so_and_of_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failure = {"step": "export", "message": "ProofError: they differ\nby much"}
+    folder = run_folder(tmp_path, 2, summary={"failure": failure})
+    assert look(str(folder)).state is State.FAILED
+    told = f"maths: failed, step 2 of 4; export: ProofError: they differ; go on with --resume {folder}"
+    assert state_text(look(str(folder))) == told
+    assert main(["report", str(folder)]) == 0
+    assert "this run has failed: export: ProofError: they differ\n" in capsys.readouterr().err
+    assert "by much" in (folder / "report.html").read_text()
+    with storage.sole_process(folder / "run.lock", patience=0.0, on_wait=print):
+        assert look(str(folder)).state is State.RUNNING, "it goes on"
+
+
 def test_the_age_is_that_of_the_newest_sign_of_life(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, 1)
     (folder / "journal.jsonl").write_text("{}\n")

@@ -207,16 +207,16 @@ def test_a_failing_step_shows_its_own_error_first(project: Path, capsys: pytest.
     with pytest.raises(StepFailedError) as caught:
         run(project, **SHORT, **{"environment.use": "my_module:Doubled"})
     first = str(caught.value).splitlines()[0]
-    assert first.startswith("DataError: my_module:Doubled, task")
+    assert first.startswith("ConfigError: my_module:Doubled, task")
     assert "the id stands twice" in first
-    assert caught.value.step == "prepare-data"
-    assert "The step prepare-data failed; its whole output is in" in str(caught.value)
-    (folder,) = (project / "runs").glob("smoke-*")
+    assert caught.value.step == "resolve-recipe"
+    assert "The step resolve-recipe failed; its whole output is in" in str(caught.value)
+    (folder,) = (project / "runs").glob("short-*")
     assert failure_of(read_run(str(folder)).summary) == {"step": caught.value.step, "message": caught.value.reason}
     page = (folder / "report.html").read_text()
     assert f"This run failed in its step {caught.value.step}" in page
     assert "the id stands twice" in page
-    assert "== init-model" not in capsys.readouterr().err
+    assert "== prepare-data" not in capsys.readouterr().err
 
 
 def test_a_folder_that_hides_the_own_packages_is_refused(project: Path) -> None:

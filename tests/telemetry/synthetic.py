@@ -248,7 +248,9 @@ def _trajectory(number: int, count: int, steps: int, chance: random.Random) -> d
 def _turn(prompt: str, text: str, step: int, chance: random.Random) -> dict:
     tokens = [text[at : at + 3] for at in range(0, len(text), 3)]
     versions = [[max(0, step - 2), len(tokens) // 2], [step - 1, len(tokens) - len(tokens) // 2]]
+    older = versions[0][1] if step > 1 else 0
     return {
+        "gaps": [round(chance.gauss(0, 0.2 if at < older else 0.002), 5) for at in range(len(tokens))],
         "prompt": prompt,
         "prompt_tokens": len(prompt) // 3,
         "tokens": tokens,

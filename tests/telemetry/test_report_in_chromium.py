@@ -84,6 +84,21 @@ def test_what_a_model_wrote_is_text(page: Page):
     assert page.run("document.querySelectorAll('main script, main img, #viewer-talk svg, [onerror]').length") == 0
 
 
+def test_only_tokens_of_the_trainers_version_count_as_mismatch(page: Page):
+    choose(page, "text", "arithmetic-20")
+    choose(page, "view", "tokens")
+    choose(page, "colour", "gap")
+    legend = page.run("document.getElementById('viewer-legend').textContent")
+    assert "nats apart at one version: arithmetic" in legend
+    assert "nats apart, sampled by an older version: learning, too" in legend
+    hues = "[...document.querySelectorAll('.t')].map((each) => each.style.background.match(/--\\w+/)[0])"
+    hues = page.run(hues)
+    assert hues == sorted(hues, reverse=True), "the older half comes first"
+    assert set(hues) == {"--stale", "--second"}
+    page.run("document.querySelector('.t').click()")
+    assert "trainer 1 on differs by" in page.run("document.getElementById('viewer-token').textContent")
+
+
 def test_a_script_that_gets_in_is_not_run(browser: Browser, file: Path, tmp_path: Path):
     forged = tmp_path / "forged.html"
     forged.write_text(file.read_text().replace("</main>", "</main><script>document.title = 'ours'</script>"))

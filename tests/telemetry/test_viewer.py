@@ -88,12 +88,25 @@ def test_long_texts_and_talks_are_cut_and_what_is_left_out_is_counted():
     assert [(len(each["tokens"]), each["more"]) for each in found["turns"]] == [(1500, 2500), (0, 4000)]
 
 
-def test_the_largest_gap_is_that_of_either_sign_and_absent_where_none_is_known():
+def test_the_largest_mismatch_is_that_of_either_sign_and_absent_where_none_is_known():
     known = {"tokens": ["a", "b"], "logprobs": [-1.0, -2.0], "gaps": [-0.25, None], "versions": [[0, 2]]}
     unknown = {key: value for key, value in known.items() if key != "gaps"}
     found = data([record(1, turns=[known]), record(2, turns=[unknown])])
     assert [each["gap"] for each in found["list"]] == [0.25, None]
     assert [each["turns"][0]["gaps"] for each in found["list"]] == [[-0.25, None], []]
+
+
+def test_tokens_of_an_older_version_are_no_mismatch_of_engine_and_trainer():
+    turn = {
+        "tokens": list("abc"),
+        "logprobs": [-1.0] * 3,
+        "gaps": [0.5, 0.001, -0.002],
+        "versions": [[2, 1], [3, 2]],
+    }
+    (found,) = data([record(4, turns=[turn])])["list"]
+    assert (found["gap"], found["drift"]) == (0.002, 0.5)
+    (found,) = data([record(5, turns=[turn])])["list"]
+    assert (found["gap"], found["drift"]) == (None, 0.5)
 
 
 def test_the_tools_that_were_used_are_told_with_their_ends_and_times():

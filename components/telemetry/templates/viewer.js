@@ -105,7 +105,8 @@ function show(each) {
     ["ended", ended(each)], ["tokens", each.tokens], ["seconds", each.seconds], ["in tools", each.toolSeconds],
     ["tool calls", each.calls], ["tool errors", each.errors], ["malformed calls", each.malformed],
     ["versions behind", each.stale], ["least likely token", known(each.lowest) ? number(each.lowest) + " nats" : null],
-    ["largest gap", known(each.gap) ? number(each.gap) + " nats" : null]];
+    ["largest mismatch, at one version", known(each.gap) ? number(each.gap) + " nats" : null],
+    ["largest change since it was sampled", known(each.drift) ? number(each.drift) + " nats" : null]];
   const title = make("h3", "", each.title || each.task);
   const where = "step " + each.step + " · task " + each.task + " · member " + each.member +
     (each.attempt ? " · attempt " + each.attempt : "");
@@ -122,7 +123,7 @@ function show(each) {
   view.cells = [];
   view.cell = -1;
   token.textContent = "Tokens: arrow keys or a tap tell their numbers.";
-  if (asTokens) each.turns.forEach((turn, index) => talk.append(turnOf(turn, index)));
+  if (asTokens) each.turns.forEach((turn, index) => talk.append(turnOf(turn, index, each.step - 1)));
   else each.messages.forEach((said) => talk.append(messageOf(said)));
   if (form.elements.view.value === "tokens" && !asTokens) {
     talk.append(make("p", "note", "Its tokens were not written down, as the step had no bytes left for them."));
@@ -141,7 +142,8 @@ function messageOf(said) {
   return element;
 }
 
-function turnOf(turn, index) {
+// The update that trained on it began from the version `trainer`.
+function turnOf(turn, index, trainer) {
   const element = make("div", "turn");
   const versions = turn.versions.flatMap(([version, length]) => Array(length).fill(version));
   const many = turn.tokens.length + (turn.more || 0);
@@ -152,7 +154,7 @@ function turnOf(turn, index) {
   turn.tokens.forEach((piece, at) => {
     const cell = make("span", "t", piece === "" ? "◦" : piece);
     cell.dataset.at = view.cells.length;
-    view.cells.push({ cell, piece, logprob: turn.logprobs[at], gap: turn.gaps[at], version: versions[at] });
+    view.cells.push({ cell, piece, logprob: turn.logprobs[at], gap: turn.gaps[at], version: versions[at], behind: trainer - versions[at] });
     text.append(cell);
   });
   if (turn.more) text.append(make("span", "prompted", " … " + turn.more + " more tokens"));
@@ -161,6 +163,15 @@ function turnOf(turn, index) {
 
 // Colours come from the page's variables, so that they follow light and dark.
 const mixed = (color, share) => "color-mix(in srgb, var(" + color + ") " + Math.round(100 * Math.min(1, share)) + "%, transparent)";
+const swatch = (color, text) => { const mark = make("i"); mark.style.background = color; return add(make("li"), mark, text); };
+// Of an older token the difference is not the engine's alone: the trainer has learned since.
+function gapLegend() {
+  const told = (color, scale, text) => [0.5, 1].map((share) => swatch(mixed(color, share), number(share * scale) + text));
+  const here = (behind) => view.cells.some((each) => known(each.gap) && Boolean(each.behind) === behind);
+  return [...(here(false) ? told("--second", data.gapScale, " nats apart at one version: arithmetic") : []),
+    ...(here(true) ? told("--stale", data.driftScale, " nats apart, sampled by an older version: learning, too") : []),
+    ...(here(false) || here(true) ? [] : [swatch("transparent", "not known of this one")])];
+}
 const VERSIONS = ["--work-1", "--wait-1", "--surplus", "--second", "--stale", "--muted"];
 function paint() {
   const by = form.elements.colour.value;
@@ -168,16 +179,16 @@ function paint() {
   const colorOf = {
     mask: () => mixed("--accent", 0.28),
     logprob: (each) => (known(each.logprob) ? mixed("--second", -each.logprob / 5) : ""),
-    gap: (each) => (known(each.gap) ? mixed("--second", Math.abs(each.gap) / data.gapScale) : ""),
+    gap: (each) => (!known(each.gap) ? "" : each.behind ? mixed("--stale", Math.abs(each.gap) / data.driftScale)
+      : mixed("--second", Math.abs(each.gap) / data.gapScale)),
     version: (each) => mixed(VERSIONS[versions.indexOf(each.version) % VERSIONS.length], 0.4),
   }[by];
   for (const each of view.cells) each.cell.style.background = colorOf(each);
   const legend = byId("viewer-legend");
-  const swatch = (color, text) => { const mark = make("i"); mark.style.background = color; return add(make("li"), mark, text); };
   legend.replaceChildren(...{
     mask: () => [swatch(mixed("--accent", 0.28), "sampled, may be trained on"), swatch("transparent", "prompt, never trained on")],
     logprob: () => [0, 1, 2.5, 5].map((nats) => swatch(mixed("--second", nats / 5), (nats ? "−" : "") + nats + " nats")),
-    gap: () => [0, 0.5, 1].map((share) => swatch(mixed("--second", share), number(share * data.gapScale) + " nats apart")),
+    gap: gapLegend,
     version: () => versions.map((version, at) => swatch(mixed(VERSIONS[at % VERSIONS.length], 0.4), "version " + version)),
   }[by]());
 }
@@ -191,7 +202,8 @@ function point(at) {
   each.cell.scrollIntoView({ block: "nearest" });
   token.textContent = "token " + (view.cell + 1) + " of " + view.cells.length + ": " + JSON.stringify(each.piece) +
     (known(each.logprob) ? ", log-prob " + number(each.logprob) : "") +
-    (known(each.gap) ? ", trainer differs by " + number(each.gap) : "") + ", version " + each.version;
+    ", version " + each.version + (known(each.gap) ? ", trainer " + (each.behind ? each.behind + " on " : "at the same one ") +
+    "differs by " + number(each.gap) : "");
 }
 
 function go(href, focus) {
