@@ -234,9 +234,10 @@ class Group:
 class Sample:
     """A trajectory laid flat: five lists of one length, plus one advantage for the whole.
 
-    Where credit differs within it, `token_advantages` holds one per sampled token, and counts instead. The other three
+    Where credit differs within it, `token_advantages` holds one per sampled token, and counts instead. The other four
     have one number per sampled token where an objective needs them, and are empty elsewhere: the token's log-prob at
-    the start of the optimizer step, what a critic expected before it, and what the critic should have expected.
+    the start of the optimizer step, the reference's, what a critic expected before it, and what the critic should have
+    expected.
 
     `completion_mask` is true where the policy sampled the token; elsewhere log-prob is 0.0 and version -1. Example, for
     the prompt "hi", the completion "a", the observation "!" and the completion "ok" as bytes:
@@ -254,5 +255,6 @@ class Sample:
     member: int = 0
     token_advantages: tuple[float, ...] = ()
     proximal_logprobs: tuple[float, ...] = ()
+    reference_logprobs: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     returns: tuple[float, ...] = ()

@@ -147,7 +147,6 @@ class Objective(Terms):
     def loss(
         self,
         logprobs: Float[Array, "tokens"],
-        reference_logprobs: Float[Array, "tokens"] | None,
         tokens: SampledTokens,
         version: Int[Array, ""] | None = None,
         entropies: Float[Array, "tokens"] | None = None,
@@ -170,7 +169,7 @@ class Objective(Terms):
             "masked": _count(tokens.mask & ~found.kept),
         }
         if self.needs_reference:
-            losses, statistics["reference_kl"] = self._kl(logprobs, reference_logprobs, tokens)
+            losses, statistics["reference_kl"] = self._kl(logprobs, tokens)
             parts["kl_loss"] = jnp.sum(losses * weights)
         if self.entropy_coefficient:
             if entropies is None:
@@ -181,9 +180,10 @@ class Objective(Terms):
         return total, {"loss": total, **parts, **statistics}
 
     def _kl(
-        self, logprobs: Float[Array, "tokens"], reference: Float[Array, "tokens"] | None, tokens: SampledTokens
+        self, logprobs: Float[Array, "tokens"], tokens: SampledTokens
     ) -> tuple[Float[Array, "tokens"], Float[Array, ""]]:
         """The KL term per token, and the sum of k3 for people."""
+        reference = tokens.reference_logprobs
         if reference is None:
             raise ValueError(f"kl_coefficient is {self.kl_coefficient}: the reference's log-probs are needed")
         losses = kl_divergence(logprobs, reference, tokens.mask, estimator=self.kl_estimator)

@@ -18,8 +18,9 @@ class SampledTokens:
     """What an objective knows of the sampled tokens of a micro-batch, beside their log-probs.
 
     `sequence` tells samples apart (0, 1, ... within the micro-batch; -1 is padding). All tokens of a sample are in one
-    micro-batch. `versions` is the policy version that sampled the token. The last three are there where an objective
-    needs them: the log-probs at the step's start, what the critic expected then, and what it should have expected.
+    micro-batch. `versions` is the policy version that sampled the token. The last four are there where an objective
+    needs them: the log-probs at the step's start, the reference's, what the critic expected at the step's start, and
+    what it should have expected.
     """
 
     behavior_logprobs: Float[Array, "tokens"]
@@ -28,6 +29,7 @@ class SampledTokens:
     sequence: Int[Array, "tokens"]
     versions: Int[Array, "tokens"]
     proximal_logprobs: Float[Array, "tokens"] | None = None
+    reference_logprobs: Float[Array, "tokens"] | None = None
     values: Float[Array, "tokens"] | None = None
     returns: Float[Array, "tokens"] | None = None
 

@@ -1,13 +1,14 @@
 """Groups as they arrive -> gradients at once, and one better adapter when the optimizer step is full.
 
 Where a step makes several updates, or a critic has to see the batch first, its samples wait for the last of them; what
-has to be read of them before (values, log-probs of the policy at the start) is read as they arrive.
+no update changes (values and log-probs of the policy at the start, log-probs of the reference) is read as they arrive.
 
 Synchronous and single-threaded: the loop calls it on a worker thread.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Array
@@ -28,6 +29,7 @@ from components.training.credit import Earned, batch_samples, critic_samples, ea
 from components.training.critic import CriticPrograms
 from components.training.ledger import Fate
 from components.training.minibatches import minibatches
+from components.training.optimizer import SkippedInARow
 from components.training.packing import Microbatch, Packer, PackingConfig, to_sample
 from components.training.reading import Reading
 from components.training.update import (
@@ -72,7 +74,7 @@ class _OpenStep:
 
     update: _OpenUpdate | None
     values: Reading
-    proximal: Reading
+    scores: Reading
     held: list[Earned] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     groups_without_signal: int = 0
@@ -116,10 +118,12 @@ class Learner:
         self._score = score
         self._critic = critic
         self._seed = seed
-        self._skipped = _Skipped(max_skipped, "optimizer.max_skipped", "optimizer steps")
+        self._skipped = SkippedInARow(max_skipped, "optimizer.max_skipped", "optimizer steps")
         limit = 0 if critic is None else critic.max_skipped
-        self._critic_skipped = _Skipped(limit, "critic.optimizer.max_skipped", "updates of the critic")
+        self._critic_skipped = SkippedInARow(limit, "critic.optimizer.max_skipped", "updates of the critic")
         self._waits = objective.several_updates or objective.needs_critic
+        needed = {"proximal": objective.needs_proximal, "reference": objective.needs_reference}
+        self._scores = tuple(name for name, need in needed.items() if need)
         # Never donated, so it is still there when the policy has moved on.
         self._reference = state.adapter if objective.reference is Reference.START else None
         self._step = self._open()
@@ -168,7 +172,7 @@ class Learner:
         step = self._step
         if step.held:
             self._take(self._compared(step))
-        passes = self._pass_over(self._with_proximal(step)) if step.update is None else [[self._end(step.update)]]
+        passes = self._pass_over(self._with_scores(step)) if step.update is None else [[self._end(step.update)]]
         self.logprobs, self._step = step.logprobs, self._open()
         for update in (update for each in passes for update in each):
             self._skipped.count(update.had_no_effect())
@@ -208,23 +212,25 @@ class Learner:
             self._fill(step.update, samples)
             return fate
         step.samples += samples
-        if self._objective.needs_proximal:
-            step.proximal.add([sample for sample in samples if self._pulls(sample)])
+        if self._scores:
+            step.scores.add([sample for sample in samples if self._pulls(sample)])
         return fate
 
     def _pulls(self, sample: Sample) -> bool:
         return any(self._objective.has_gradient(advantage) for advantage in _advantages(sample))
 
-    def _with_proximal(self, step: _OpenStep) -> list[Sample]:
-        """The samples that were kept; those that pull with their log-probs at the step's start, where these count."""
-        if not self._objective.needs_proximal or not any(map(self._pulls, step.samples)):
+    def _with_scores(self, step: _OpenStep) -> list[Sample]:
+        """The samples that were kept; those that pull with the log-probs that were read of them."""
+        if not self._scores or not any(map(self._pulls, step.samples)):
             return step.samples
-        (logprobs,) = step.proximal.finish()
-        of_next = iter(logprobs)
-        return [
-            replace(sample, proximal_logprobs=tuple(next(of_next).tolist())) if self._pulls(sample) else sample
-            for sample in step.samples
-        ]
+        of_next = zip(*step.scores.finish(), strict=True)
+
+        def scored(sample: Sample) -> Sample:
+            pairs = zip(self._scores, next(of_next), strict=True)
+            named: dict[str, Any] = {f"{name}_logprobs": tuple(logprobs.tolist()) for name, logprobs in pairs}
+            return replace(sample, **named)
+
+        return [scored(sample) if self._pulls(sample) else sample for sample in step.samples]
 
     def _pass_over(self, samples: Sequence[Sample]) -> list[list[Update]]:
         """All updates of an optimizer step, pass by pass."""
@@ -291,14 +297,19 @@ class Learner:
         """Of the sampled tokens of each sample."""
         if not samples:
             return []
-        reading = Reading(self._packing, lambda microbatch: self._scored("reference", self._reference, microbatch))
+        reading = Reading(self._packing, lambda microbatch: self._scored(("reference",), microbatch))
         reading.add(samples)
         (logprobs,) = reading.finish()
         return logprobs
 
-    def _scored(self, name: str, adapter: Adapter | None, microbatch: Microbatch) -> tuple[np.ndarray]:
-        with span(name, fill=microbatch.fill):
-            return (np.asarray(self._score(self._base, adapter, placement_of(self._base).split(microbatch))),)
+    def _scored(self, names: Sequence[str], microbatch: Microbatch) -> list[np.ndarray]:
+        """The log-probs by each of these policies."""
+        policies = {"proximal": self.state.adapter, "reference": self._reference}
+        split, found = placement_of(self._base).split(microbatch), []
+        for name in names:
+            with span(name, fill=microbatch.fill):
+                found.append(np.asarray(self._score(self._base, policies[name], split)))
+        return found
 
     def _judged(self, microbatch: Microbatch) -> tuple[np.ndarray, np.ndarray]:
         assert self._critic is not None, "an objective that needs a critic has one"
@@ -318,18 +329,23 @@ class Learner:
             tokens = int(np.sum(mask))
             count("trainer_tokens", round(microbatch.fill * microbatch.tokens.size))
             count("trainer_sampled", tokens)
-            microbatch = placement_of(self._base).split(microbatch)
-            reference = (
-                self._score(self._base, self._reference, microbatch) if self._objective.needs_reference else None
-            )
+            microbatch = self._beside_reference(placement_of(self._base).split(microbatch))
             update.gradients, statistics = self._accumulate(
-                self._base, adapter, update.gradients, microbatch, reference, self.state.step
+                self._base, adapter, update.gradients, microbatch, self.state.step
             )
             if LOGPROBS in statistics:
                 update.logprobs.append((statistics[LOGPROBS], mask))
             update.statistics = add_statistics(update.statistics, statistics | self._fitted(update, microbatch))
             update.tokens += tokens
             update.microbatches += 1
+
+    def _beside_reference(self, microbatch: Microbatch) -> Microbatch:
+        """With the reference's log-probs, where they count and were not read before."""
+        sampled = microbatch.sampled
+        if not self._objective.needs_reference or sampled.reference_logprobs is not None:
+            return microbatch
+        logprobs = self._score(self._base, self._reference, microbatch)
+        return replace(microbatch, sampled=replace(sampled, reference_logprobs=logprobs))
 
     def _fitted(self, update: _OpenUpdate, microbatch: Microbatch) -> Statistics:
         critic = self.state.critic
@@ -345,7 +361,7 @@ class Learner:
         return _OpenStep(
             update=None if self._waits else self._open_update(),
             values=Reading(self._packing, self._judged),
-            proximal=Reading(self._packing, lambda each: self._scored("proximal", self.state.adapter, each)),
+            scores=Reading(self._packing, lambda microbatch: self._scored(self._scores, microbatch)),
         )
 
     def _open_update(self) -> _OpenUpdate:
@@ -355,25 +371,6 @@ class Learner:
             gradients=zero_gradients(self.state.adapter),
             critic_gradients=None if critic is None else zero_gradients(critic.weights),
         )
-
-
-@dataclass
-class _Skipped:
-    """Counts updates in a row that were skipped; more of them than `limit`, the setting `where`, stop the run."""
-
-    limit: int
-    where: str
-    what: str
-    in_a_row: int = 0
-
-    def count(self, skipped: bool) -> None:
-        self.in_a_row = self.in_a_row + 1 if skipped else 0
-        if self.in_a_row > self.limit:
-            raise RunStoppedError(
-                f"the gradients of {self.in_a_row} {self.what} in a row were not finite, more than "
-                f"{self.where} ({self.limit}); nothing was changed by them. Lower the learning rate, "
-                "or look for a weight of the base that is not finite"
-            )
 
 
 def _rewards(group: Group) -> list[float]:

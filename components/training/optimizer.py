@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 from components.config import config
-from components.errors import ConfigError, Problem
+from components.errors import ConfigError, Problem, RunStoppedError
 from components.model.lockstep import program
 from components.model.lora import LoraPair
 
@@ -174,3 +174,23 @@ def optimizer_steps(rows: int, tasks_per_step: int, epochs: int, max_steps: int 
     groups = rows * epochs
     steps = groups // tasks_per_step if drop_last else -(-groups // tasks_per_step)
     return steps if max_steps is None else min(steps, max_steps)
+
+
+@dataclasses.dataclass
+class SkippedInARow:
+    """Counts updates of `what` that changed nothing, one after another; `limit` is the value of the setting `where`."""
+
+    limit: int
+    where: str
+    what: str
+    in_a_row: int = 0
+
+    def count(self, skipped: bool) -> None:
+        """One more update. Raises RunStoppedError when more in a row were skipped than the limit."""
+        self.in_a_row = self.in_a_row + 1 if skipped else 0
+        if self.in_a_row > self.limit:
+            raise RunStoppedError(
+                f"the gradients of {self.in_a_row} {self.what} in a row were not finite, more than "
+                f"{self.where} ({self.limit}); nothing was changed by them. Lower the learning rate, "
+                "or look for a weight that is not finite"
+            )

@@ -314,6 +314,7 @@ def _lay_out_sampled(samples: list[Sample], size: int, weight: Callable[[int], f
         sequence=jnp.asarray(sequence),
         versions=jnp.asarray(versions),
         proximal_logprobs=_laid_flat([sample.proximal_logprobs for sample in samples], size),
+        reference_logprobs=_laid_flat([sample.reference_logprobs for sample in samples], size),
         values=_laid_flat([sample.values for sample in samples], size),
         returns=_laid_flat([sample.returns for sample in samples], size),
     )

@@ -79,7 +79,6 @@ class Accumulate(Protocol):
         adapter: Adapter,
         gradients: Adapter,
         microbatch: Microbatch,
-        reference_logprobs: Float[Array, "tokens"] | None = None,
         version: Int[Array, ""] | None = None,
     ) -> tuple[Adapter, Statistics]:
         """Add the gradient of `microbatch` to `gradients`, which is donated."""
@@ -130,10 +129,9 @@ def make_accumulate(
     chunk: int = CHUNK,
     remat: Remat = "full",
 ) -> Accumulate:
-    """A jitted (base, adapter, gradients, microbatch, ...) -> (gradients, statistics); see `Accumulate`.
+    """A jitted (base, adapter, gradients, microbatch, version) -> (gradients, statistics); see `Accumulate`.
 
-    `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `reference_logprobs`
-    ("tokens", from `make_score` with adapter None) are needed when `objective.needs_reference`; `version` is that of
+    `gradients` is a sum over the micro-batches so far, of the adapter's structure; it is donated. `version` is that of
     the adapter (`TrainState.step`) and needed for `mismatch_kl`. Statistics are sums of this micro-batch: the
     objective's, and `entropy`; add them up over an optimizer step (`add_statistics`). Beside them are LOGPROBS. `remat`
     is `forward`'s.
@@ -143,11 +141,10 @@ def make_accumulate(
         adapter: Adapter,
         base: Base,
         microbatch: Microbatch,
-        reference: Float[Array, "tokens"] | None,
         version: Int[Array, ""] | None,
     ) -> tuple[Float[Array, ""], Statistics]:
         logprobs, entropy = _forward_logprobs(architecture, base, adapter, microbatch, temperature, chunk, remat)
-        total, statistics = objective.loss(logprobs, reference, microbatch.sampled, version, entropy)
+        total, statistics = objective.loss(logprobs, microbatch.sampled, version, entropy)
         entropy = jnp.sum(jnp.where(microbatch.sampled.mask, entropy, 0.0))
         spoken = whole_beside(base, jax.lax.stop_gradient(jnp.where(microbatch.sampled.mask, logprobs, 0.0)))
         return total, {**statistics, "entropy": jax.lax.stop_gradient(entropy), LOGPROBS: spoken}
@@ -157,10 +154,9 @@ def make_accumulate(
         adapter: Adapter,
         gradients: Adapter,
         microbatch: Microbatch,
-        reference_logprobs: Float[Array, "tokens"] | None = None,
         version: Int[Array, ""] | None = None,
     ) -> tuple[Adapter, Statistics]:
-        added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, reference_logprobs, version)
+        added, statistics = jax.grad(loss, has_aux=True)(adapter, base, microbatch, version)
         return jax.tree.map(jnp.add, gradients, added), statistics
 
     return made(jax.jit(accumulate, donate_argnums=(2,)))

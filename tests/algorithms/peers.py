@@ -95,10 +95,12 @@ def loss_and_gradient(rows: Rows, **settings: Any) -> tuple[float, np.ndarray]:
     """Of a whole optimizer step, by the log-prob of each sampled token."""
     objective = Objective.from_config(load(ObjectiveConfig, settings))
     denominator = sum(objective.share(length) for length in rows.lengths.tolist())
-    reference = rows.flat(rows.reference) if objective.needs_reference else None
+    tokens = rows.sampled(objective)
+    if objective.needs_reference:
+        tokens = tokens.replace(reference_logprobs=rows.flat(rows.reference))
 
     def loss(logprobs: jax.Array) -> jax.Array:
-        return objective.loss(logprobs, reference, rows.sampled(objective))[0] / denominator
+        return objective.loss(logprobs, tokens)[0] / denominator
 
     value, gradient = jax.value_and_grad(loss)(rows.flat(rows.logprobs))
     return float(value), np.asarray(gradient)

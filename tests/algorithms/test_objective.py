@@ -47,7 +47,7 @@ def test_each_aggregation_by_hand(values, loss):
     made = objective(**values)
     lengths = [1, 3]
     tokens = sampled(made, [-1.0] * 4, [2.0, -1.0], lengths, padding=2)
-    total, _ = made.loss(jnp.array([-1.0] * 4 + [0.0] * 2), None, tokens)
+    total, _ = made.loss(jnp.array([-1.0] * 4 + [0.0] * 2), tokens)
     denominator = sum(made.share(length) for length in lengths)
     assert float(total) / denominator == pytest.approx(loss, rel=1e-6)
 
@@ -55,7 +55,8 @@ def test_each_aggregation_by_hand(values, loss):
 def test_the_kl_term_is_added_with_its_coefficient():
     made = objective(kl_coefficient=0.04, kl_estimator="k2")
     tokens = sampled(made, [-1.0, -1.0], [1.0], [2])
-    total, statistics = made.loss(jnp.array([-1.0, -1.0]), jnp.array([-1.5, -1.0]), tokens)
+    beside = tokens.replace(reference_logprobs=jnp.array([-1.5, -1.0]))
+    total, statistics = made.loss(jnp.array([-1.0, -1.0]), beside)
     assert float(total) == pytest.approx(-2 + 0.04 * 0.125, rel=1e-6)
     assert float(statistics["reference_kl"]) == pytest.approx(np.exp(-0.5) - 0.5, rel=1e-4)
 
@@ -63,22 +64,22 @@ def test_the_kl_term_is_added_with_its_coefficient():
 def test_a_kl_term_without_reference_is_an_error():
     made = objective(kl_coefficient=0.04)
     with pytest.raises(ValueError, match="kl_coefficient"):
-        made.loss(jnp.array([-1.0]), None, sampled(made, [-1.0], [1.0], [1]))
+        made.loss(jnp.array([-1.0]), sampled(made, [-1.0], [1.0], [1]))
 
 
 @pytest.mark.parametrize("aggregation", list(Aggregation))
 def test_a_batch_without_tokens_has_loss_and_gradient_zero(aggregation):
     constant = {"constant": 8} if aggregation is Aggregation.CONSTANT else {}
     made = objective(aggregation=aggregation.value, kl_coefficient=0.1, **constant)
-    tokens = sampled(made, [], [], [], padding=4)
+    tokens = sampled(made, [], [], [], padding=4).replace(reference_logprobs=jnp.zeros(4))
 
     def total(logprobs: jax.Array) -> jax.Array:
-        return made.loss(logprobs, jnp.zeros(4), tokens)[0]
+        return made.loss(logprobs, tokens)[0]
 
     loss, gradient = jax.value_and_grad(total)(jnp.array([0.0, -500.0, 3.0, -1.0]))
     assert loss == 0.0
     np.testing.assert_array_equal(gradient, np.zeros(4))
-    statistics = made.loss(jnp.zeros(4), jnp.zeros(4), tokens)[1]
+    statistics = made.loss(jnp.zeros(4), tokens)[1]
     numbers = mean_statistics({key: float(value) for key, value in statistics.items()}, 0)
     assert numbers == {"loss": 0.0, "trained_tokens": 0.0}
 
@@ -87,7 +88,7 @@ def test_statistics_are_sums_that_end_as_means_per_token():
     made = objective()
     tokens = sampled(made, [0.0, 0.0], [1.0], [2], padding=1)
     logprobs = jnp.array([np.log(1.5), np.log(0.5), 0.0], jnp.float32)
-    _, statistics = made.loss(logprobs, None, tokens)
+    _, statistics = made.loss(logprobs, tokens)
     means = mean_statistics({key: float(value) for key, value in statistics.items()}, denominator=2)
     assert means["trained_tokens"] == 2
     assert means["loss"] == pytest.approx((-1.2 - 0.5) / 2, rel=1e-6)
@@ -122,7 +123,7 @@ def mixed(made: Objective):
 def test_a_decoupled_loss_weighs_each_token_by_its_own_version(values, weights):
     made = objective(proximal="current", **values)
     logprobs, tokens = mixed(made)
-    (total, statistics), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, None, tokens)
+    (total, statistics), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, tokens)
     wanted = -np.array(weights) * np.array([2.0, 2.0, 2.0, -1.0, -1.0, -1.0])
     assert float(total) == pytest.approx(wanted.sum(), rel=1e-5)
     np.testing.assert_allclose(gradient, [*wanted, 0.0], rtol=1e-5)
@@ -137,13 +138,13 @@ def test_a_decoupled_loss_weighs_each_token_by_its_own_version(values, weights):
 def test_mismatch_is_measured_at_the_trainers_own_version_only():
     made = objective()
     logprobs, tokens = mixed(made)
-    _, sums = made.loss(logprobs, None, tokens, jnp.int32(5))
+    _, sums = made.loss(logprobs, tokens, jnp.int32(5))
     means = mean_statistics({key: float(value) for key, value in sums.items()}, 6)
     # Tokens 2 and 4, by k3: ratio - log(ratio) - 1.
     assert means["mismatch_kl"] == pytest.approx((0.8 - np.log(0.8) - 1) / 2, rel=1e-4)
     assert means["same_version_share"] == pytest.approx(2 / 6)
     assert means["behavior_kl"] == pytest.approx(np.mean(RATIOS - np.log(RATIOS) - 1), rel=1e-4)
-    _, sums = made.loss(logprobs, None, tokens, jnp.int32(9))
+    _, sums = made.loss(logprobs, tokens, jnp.int32(9))
     means = mean_statistics({key: float(value) for key, value in sums.items()}, 6)
     assert means["same_version_share"] == 0.0
     assert "mismatch_kl" not in means
@@ -153,7 +154,7 @@ def test_a_step_whose_weights_are_all_masked_moves_nothing_and_has_finite_number
     made = objective(proximal="current", importance_rule="mask")
     tokens = sampled(made, [-1.0, -300.0], [1.0], [2], padding=1)
     logprobs = jnp.array([-300.0, -1.0, 500.0])
-    (total, sums), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, None, tokens, jnp.int32(0))
+    (total, sums), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, tokens, jnp.int32(0))
     assert float(total) == 0.0
     np.testing.assert_array_equal(gradient, np.zeros(3))
     means = mean_statistics({key: float(value) for key, value in sums.items()}, 2)
@@ -172,7 +173,8 @@ def test_k3_in_the_loss_is_weighted_by_the_ratio_and_then_has_the_gradient_of_th
     logprobs, reference = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.2])
 
     def total(logprobs: jax.Array, behavior: list[float]) -> jax.Array:
-        return made.loss(logprobs, reference, sampled(made, behavior, [0.0], [2]))[0]
+        tokens = sampled(made, behavior, [0.0], [2]).replace(reference_logprobs=reference)
+        return made.loss(logprobs, tokens)[0]
 
     distance = np.asarray(logprobs - reference)
     k3 = np.exp(-distance) + distance - 1
@@ -188,7 +190,8 @@ def test_the_entropy_bonus_is_taken_off_the_loss_and_the_parts_add_up():
     made = objective(entropy_coefficient=0.1, kl_coefficient=0.04)
     tokens = sampled(made, [-1.0, -2.0, -1.0], [1.0, -2.0], [1, 2], padding=1)
     logprobs, entropies = jnp.array([-1.0, -2.0, -1.0, 0.0]), jnp.array([0.5, 0.7, 0.9, jnp.nan])
-    total, sums = made.loss(logprobs, logprobs - 0.5, tokens, None, entropies)
+    tokens = tokens.replace(reference_logprobs=logprobs - 0.5)
+    total, sums = made.loss(logprobs, tokens, None, entropies)
     parts = {"policy_loss": -1.0 + 2.0 + 2.0, "kl_loss": 0.04 * 3 * 0.125, "entropy_loss": -0.1 * 2.1}
     assert {key: float(sums[key]) for key in parts} == pytest.approx(parts, rel=1e-5)
     assert float(total) == pytest.approx(sum(parts.values()), rel=1e-5)
@@ -196,4 +199,4 @@ def test_the_entropy_bonus_is_taken_off_the_loss_and_the_parts_add_up():
     assert means["entropy_loss"] == pytest.approx(-0.07, rel=1e-5)
     assert made.has_gradient(0.0)
     with pytest.raises(ValueError, match="entropy_coefficient"):
-        made.loss(logprobs, logprobs, tokens)
+        made.loss(logprobs, tokens)

@@ -192,16 +192,16 @@ def test_the_order_in_which_sequences_are_packed_changes_nothing(values):
     sums = []
     for order in ([0, 1, 2], [2, 0, 1]):
         logprobs, laid = tokens(order)
-        sums.append(float(made.loss(logprobs, None, laid, version)[0]))
+        sums.append(float(made.loss(logprobs, laid, version)[0]))
     # And one micro-batch per sequence.
     parts = [float(made.loss(*_alone(number), version)[0]) for number in range(3)]
     assert sums == pytest.approx([sum(parts)] * 2, abs=1e-5)
 
 
-def _alone(number: int) -> tuple[jax.Array, None, SampledTokens]:
+def _alone(number: int) -> tuple[jax.Array, SampledTokens]:
     logprobs, laid = tokens()
     sequence = jnp.where(laid.sequence == number, 0, -1)
-    return logprobs, None, laid.replace(sequence=sequence)
+    return logprobs, laid.replace(sequence=sequence)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_policy_that_has_moved_by_hundreds_of_nats_leaves_loss_and_gradient_fi
     _, laid = tokens()
     for drift in (300.0, -300.0):
         logprobs = laid.behavior_logprobs + drift
-        (total, sums), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, None, laid, version)
+        (total, sums), gradient = jax.value_and_grad(made.loss, has_aux=True)(logprobs, laid, version)
         assert np.isfinite([float(total), *(float(value) for value in sums.values())]).all()
         assert np.isfinite(gradient).all()
         np.testing.assert_array_equal(gradient[7:], 0.0)

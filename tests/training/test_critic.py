@@ -52,7 +52,9 @@ def accumulator(made: Objective):
     return make_accumulate(tiny.ARCHITECTURE, made, temperature=1.0, chunk=8)
 
 
-def learner(packing: PackingConfig = PACKING, *, programs=None, accumulate=None, seed: int = 0, **values) -> Learner:
+def learner(
+    packing: PackingConfig = PACKING, *, programs=None, accumulate=None, score=SCORE, seed: int = 0, **values
+) -> Learner:
     made = Objective.from_config(load(ObjectiveConfig, {"preset": "ppo", **values}))
     state = init_state(ADAPTER, OPTIMIZER)
     judged, own = critic()
@@ -65,7 +67,7 @@ def learner(packing: PackingConfig = PACKING, *, programs=None, accumulate=None,
         packing,
         accumulate=accumulate or accumulator(made),
         apply=APPLY,
-        score=SCORE,
+        score=score,
         critic=(programs or own) if made.needs_critic else None,
         seed=seed,
     )
@@ -190,7 +192,7 @@ class Seen:
     def __init__(self) -> None:
         self.microbatches = []
 
-    def __call__(self, base, adapter, gradients, microbatch, reference_logprobs=None, version=None):
+    def __call__(self, base, adapter, gradients, microbatch, version=None):
         self.microbatches.append(microbatch)
         tokens = jnp.sum(microbatch.sampled.mask, dtype=jnp.float32)
         zero = jnp.float32(0.0)
@@ -290,9 +292,9 @@ def test_the_step_is_one_version_for_all_of_its_updates():
     versions = []
 
     class Versions(Seen):
-        def __call__(self, base, adapter, gradients, microbatch, reference_logprobs=None, version=None):
+        def __call__(self, base, adapter, gradients, microbatch, version=None):
             versions.append(int(version))
-            return super().__call__(base, adapter, gradients, microbatch, reference_logprobs, version)
+            return super().__call__(base, adapter, gradients, microbatch, version)
 
     made = learner(accumulate=Versions(), epochs=2, minibatches=2)
     for _ in range(2):
@@ -337,6 +339,30 @@ def test_later_updates_are_clipped_around_the_policy_at_the_steps_start():
     for each in seen.microbatches:
         found = np.asarray(each.sampled.proximal_logprobs)[np.asarray(each.sampled.mask)]
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "policies"),
+    [({"preset": "ppo"}, [None]), ({"preset": "grpo", "reference": "start", "proximal": "current"}, ["now", "start"])],
+)
+def test_what_no_update_of_a_step_changes_is_read_once_for_all_of_them(settings, policies):
+    named = {None: None, "start": ADAPTER, "now": jax.tree.map(lambda leaf: 2 * leaf, ADAPTER)}
+    seen, read = Seen(), []
+
+    def score(base, adapter, microbatch):
+        read.append((next(name for name in named if adapter is named[name]), int(microbatch.sampled.mask.sum())))
+        return SCORE(base, adapter, microbatch)
+
+    made = learner(accumulate=seen, score=score, kl_coefficient=0.1, epochs=3, minibatches=2, **settings)
+    made.state = dataclasses.replace(made.state, adapter=named["now"])
+    for rewards in ((1.0, 0.0), (0.5, 0.0, 1.0)):
+        made.add(rewarded(*rewards))
+    made.finish()
+    assert read == [(name, 10) for name in policies]
+    assert len(seen.microbatches) == 6
+    for each in seen.microbatches:
+        wanted = np.asarray(SCORE(BASE, named[policies[-1]], each))
+        np.testing.assert_allclose(each.sampled.reference_logprobs, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_several_updates_of_any_objective_lower_its_loss_further_than_one():

@@ -36,7 +36,7 @@ class Seen:
     def __init__(self) -> None:
         self.microbatches = []
 
-    def __call__(self, base, adapter, gradients, microbatch, reference_logprobs=None, version=None):
+    def __call__(self, base, adapter, gradients, microbatch, version=None):
         self.microbatches.append(microbatch)
         return gradients, {}
 

@@ -98,8 +98,10 @@ def streamed_step(made: Objective, batch: Sequence[Sample], rows: int, row_lengt
     """(gradient, mean statistics) of the whole batch, by a trainer at version 2."""
     gradients, sums = zero_gradients(ADAPTER), {}
     for microbatch in packed(batch, rows, row_length, made):
-        reference = SCORE(BASE, None, microbatch) if made.needs_reference else None
-        gradients, statistics = accumulator(made)(BASE, ADAPTER, gradients, microbatch, reference, jnp.int32(2))
+        if made.needs_reference:
+            sampled = microbatch.sampled.replace(reference_logprobs=SCORE(BASE, None, microbatch))
+            microbatch = microbatch.replace(sampled=sampled)
+        gradients, statistics = accumulator(made)(BASE, ADAPTER, gradients, microbatch, jnp.int32(2))
         sums = add_statistics(sums, statistics)
     denominator = sum(made.share(sum(sample.completion_mask)) for sample in batch)
     means = mean_statistics({key: float(value) for key, value in sums.items()}, denominator)

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from components.algorithms.terms import Reference
-from components.errors import RunStoppedError
 from components.model.architecture import Architecture
 from components.model.base import Base
 from components.model.decoder import forward
@@ -27,7 +26,7 @@ from components.model.placement import placement_of
 from components.model.remat import Remat
 from components.model.weights import Model
 from components.telemetry.spans import span
-from components.training.optimizer import Optimizer, OptimizerConfig
+from components.training.optimizer import Optimizer, OptimizerConfig, SkippedInARow
 from components.training.packing import Microbatch, Packer, PackingConfig
 from components.training.tuning.methods import Loss, Measured, Row, Sums, denominator_of, means
 from components.training.update import (
@@ -225,8 +224,7 @@ class Tuner:
         self._programs = programs
         self._reference = start if loss.reference is Reference.START else None
         self._teacher = None if teacher is None else teacher.base
-        self._max_skipped = max_skipped
-        self._skipped_in_a_row = 0
+        self._skipped = SkippedInARow(max_skipped, "tune.optimizer.max_skipped", "optimizer steps")
         self._step = _OpenStep(zero_gradients(state.adapter))
 
     def learn(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -239,7 +237,7 @@ class Tuner:
                 self.take(microbatch)
         denominator = denominator_of(self._loss, rows)
         numbers = {name: float(value) for name, value in self.finish(denominator).items()}
-        self._count_skipped(bool(numbers["skipped"]) and denominator > 0)
+        self._skipped.count(bool(numbers["skipped"]) and denominator > 0)
         return numbers | {"rows": len(rows)}
 
     def measure(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -288,15 +286,6 @@ class Tuner:
             return None
         assert self._base is not None, "only an adapter is compared with a reference"
         return self._programs.score(self._base, self._reference, microbatch)
-
-    def _count_skipped(self, skipped: bool) -> None:
-        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
-        if self._skipped_in_a_row > self._max_skipped:
-            raise RunStoppedError(
-                f"the gradients of {self._skipped_in_a_row} optimizer steps in a row were not finite, more than "
-                f"tune.optimizer.max_skipped ({self._max_skipped}); nothing was changed by them. Lower the learning "
-                "rate, or look for a weight that is not finite"
-            )
 
 
 def make_tuner(
