@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components import storage
@@ -23,6 +24,8 @@ from pipeline.run_ids import is_run_id
 
 if TYPE_CHECKING:
     from pipeline.connection import Client, Connection
+
+PAGE = "comparison.html"
 
 _MADE_BY = ("source", "image", "code", "packages", "data", "hardware")
 """What a run was made by beside its recipe and its base, as the manifest has it."""
@@ -48,8 +51,20 @@ def compared_runs(names: Sequence[str], connect: Callable[[], tuple["Client", "C
     return runs
 
 
+def default_page(runs: Sequence[ComparedRun]) -> str:
+    """Beside the runs, where all lie in one folder of this machine; in the current folder where they do not."""
+    places = {Path(run.place).absolute().parent for run in runs if run.place and not storage.is_remote(run.place)}
+    together = len(places) == 1 and all(run.place and not storage.is_remote(run.place) for run in runs)
+    return str(places.pop() / PAGE) if together else PAGE
+
+
 def comparison_record(runs: Sequence[ComparedRun], page: str) -> dict[str, Any]:
-    """What `headrace compare --json` prints."""
+    """What `headrace compare --json` prints.
+
+    `made_of` is as `telemetry.comparison.made_of` tells it. A metric that has an interval has it beside it, as
+    `METRIC_interval`: {run: [low, high]}.
+    """
+    bounds = {f"{metric}_interval": values for metric, values in intervals(runs).items()}
     return {
         "runs": [
             {"run": run.name, "name": run.label, "state": run.state, "run_dir": run.place, "whole": run.whole}
@@ -57,8 +72,7 @@ def comparison_record(runs: Sequence[ComparedRun], page: str) -> dict[str, Any]:
         ],
         "parameters_that_differ": differing_parameters(runs),
         "made_of": made_of(runs),
-        "metrics": scalar_metrics(runs),
-        "intervals": intervals(runs),
+        "metrics": {**scalar_metrics(runs), **bounds},
         "report_html": page,
     }
 

@@ -4,10 +4,16 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from components import storage
+from components.errors import ConfigError, Problem
+from components.telemetry.run_files import METRICS, SUMMARY
+from pipeline.manifest import MANIFEST
 from pipeline.recipe import shipped_recipes
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes: it worked, a run failed, what was asked for cannot work."""
+
+_ANY_OF_A_RUN = (METRICS, SUMMARY, MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,17 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     parser.add_argument("recipe", nargs="?" if optional else None, help=help_text)
     help_text = "replace one value of the recipe, e.g. train.steps=3; may be given again"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=help_text)
+
+
+def existing_run(folder: str, *, holding: str | None = None) -> str:
+    """The folder of a run, without a stroke at its end. Raises ConfigError where it is none, or lacks the file."""
+    folder = folder.rstrip("/")
+    if not any(storage.exists(storage.join(folder, name)) for name in _ANY_OF_A_RUN):
+        message = f"is no run's folder: it holds neither {', '.join(_ANY_OF_A_RUN[:-1])} nor {_ANY_OF_A_RUN[-1]}"
+        raise ConfigError(Problem("RUN", folder, message))
+    if holding is not None and not storage.exists(storage.join(folder, holding)):
+        raise ConfigError(Problem("RUN", folder, f"holds no {holding}: the run has not come so far"))
+    return folder
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,6 @@ from pipeline.commands.command import OK, Command, add_json
 if TYPE_CHECKING:
     from pipeline.connection import Client, Connection
 
-_PAGE = "comparison.html"
 _HEADLINES = ("accuracy_before", "accuracy_after", "reward_after", "steps", "wall_seconds")
 _SHOWN = ("image", "data.sha256", "code.commit")
 """Of what the runs were made of; a row that stands among what differs is not told again."""
@@ -20,7 +19,7 @@ _SHOWN = ("image", "data.sha256", "code.commit")
 def compare(options: argparse.Namespace) -> int:
     """Compare runs: folders, gs:// folders, or ids of runs on the cluster. Writes a page."""
     from components.telemetry.comparison import write_comparison  # with it comes matplotlib
-    from pipeline.comparing import compared_runs, comparison_record
+    from pipeline.comparing import compared_runs, comparison_record, default_page
 
     def connect() -> tuple["Client", "Connection"]:
         from pipeline.connection import connect
@@ -29,7 +28,7 @@ def compare(options: argparse.Namespace) -> int:
         return connect(connection), connection
 
     runs = compared_runs(options.runs, connect)
-    record = comparison_record(runs, write_comparison(runs, options.output))
+    record = comparison_record(runs, write_comparison(runs, options.output or default_page(runs)))
     print(json.dumps(record, default=str) if options.json else _text(record))
     return OK
 
@@ -40,9 +39,9 @@ def _text(record: dict[str, Any]) -> str:
     rows = [("", [run["name"] for run in record["runs"]])]
     rows += [(key, [_cell(values[name]) for name in names]) for key, values in record["parameters_that_differ"].items()]
     metrics = record["metrics"]
-    bounds, shown = record["intervals"], [what for what in _SHOWN if what not in record["parameters_that_differ"]]
+    shown = [what for what in _SHOWN if what not in record["parameters_that_differ"]]
     rows += [
-        (key, [_cell(metrics[key][name]) + _interval(bounds.get(key, {}).get(name)) for name in names])
+        (key, [_cell(metrics[key][name]) + _interval(metrics.get(f"{key}_interval", {}).get(name)) for name in names])
         for key in _HEADLINES
         if key in metrics
     ]
@@ -69,8 +68,14 @@ def _cell(value: Any) -> str:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, local or gs://, or a run's id")
-    parser.add_argument("-o", "--output", default=_PAGE, metavar="FILE", help="the page (default: %(default)s)")
+    help_text = "the page (default: comparison.html beside the runs; in this folder where they do not lie together)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=help_text)
     add_json(parser)
+    parser.epilog = (
+        "keys of --json: runs; parameters_that_differ, {parameter: {run: value}}; made_of, the same of data, image, "
+        "code, base and hardware, also where they do not differ; metrics, {metric: {run: number}}, and with an "
+        "interval METRIC_interval, {run: [low, high]}; report_html"
+    )
     add_connection(parser)
 
 

@@ -4,6 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from components import storage
+from components.errors import ConfigError, Problem
+from components.export.promotion import LATEST
 from components.telemetry.run_files import REPORT
 from components.telemetry.summary import format_table
 from pipeline.commands.command import OK, Command, add_json, add_recipe
@@ -13,9 +16,11 @@ from pipeline.recipe import load_recipe, parse_assignments
 def evaluate(options: argparse.Namespace) -> int:
     """Score an adapter against its base on the recipe's unseen tasks, on this machine."""
     overrides = parse_assignments(options.set)
+    if options.adapter != LATEST and not storage.exists(options.adapter):
+        raise ConfigError(Problem("ADAPTER", options.adapter, f"does not exist; name a PEFT directory, or {LATEST}"))
     recipe = load_recipe(options.recipe, overrides | {"parent": options.adapter})
-    from components.telemetry.report import write_report
     from components.telemetry.run_files import update_summary
+    from pipeline.closing import close_run
     from pipeline.compiling import pipeline_yaml
     from pipeline.local import run_pipeline
 
@@ -28,7 +33,7 @@ def evaluate(options: argparse.Namespace) -> int:
     name = f"{recipe.name}-eval"
     folder, cost = run_pipeline(pipeline_yaml("evaluation"), arguments, name=name, runs=Path(options.runs))
     summary = update_summary(str(folder), {**cost, "report_html": str(folder / REPORT)})
-    write_report(str(folder))
+    close_run(str(folder))
     keys = ("run_dir", "accuracy_before", "accuracy_after", "accuracy_after_interval", "accuracy_improvement")
     figures = {key: summary[key] for key in (*keys, "improvement_p_value", "evaluation_tasks", "report_html")}
     print(json.dumps(figures) if options.json else format_table(summary))

@@ -9,12 +9,12 @@ from components.errors import ConfigError, Problem
 from components.export.promotion import move_pointer
 from components.telemetry.run_files import update_summary
 from pipeline import manifest as manifests
-from pipeline.commands.command import OK, Command, add_json
+from pipeline.commands.command import OK, Command, add_json, existing_run
 
 
 def promote(options: argparse.Namespace) -> int:
     """Let a run's exported adapter be the promoted one, whatever its gate said and whoever was promoted meanwhile."""
-    folder = Path(options.run_folder)
+    folder = Path(existing_run(options.run_folder))
     adapter = folder / "adapter"
     if not adapter.is_dir():
         raise ConfigError(Problem("promote", str(folder), "holds no folder adapter: the run has exported nothing"))

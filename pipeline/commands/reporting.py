@@ -8,18 +8,18 @@ from components import storage
 from components.errors import ConfigError, Problem
 from components.telemetry.metrics import read_metrics
 from components.telemetry.progress import say
-from components.telemetry.run_files import METRICS, SUMMARY, read_run
+from components.telemetry.run_files import METRICS, read_run
 from components.telemetry.why import explained
-from pipeline.commands.command import OK, Command, add_json
+from pipeline.commands.command import OK, Command, add_json, existing_run
 from pipeline.following import failure_text
+
+JOURNAL = "journal.jsonl"
+"""Without it nothing can be made again; its module brings jax."""
 
 
 def report(options: argparse.Namespace) -> int:
     """Write the page of a run anew, also of one that still goes on; or say where its time went."""
-    folder = options.run_folder
-    if not any(storage.exists(storage.join(folder, name)) for name in (METRICS, SUMMARY)):
-        message = f"is no run's folder: it holds neither {METRICS} nor {SUMMARY}"
-        raise ConfigError(Problem("report", folder, message))
+    folder = existing_run(options.run_folder)
     if failure := failure_text(read_run(folder, trajectories=False).summary):
         say(f"this run has failed: {failure}")
     if options.why:
@@ -33,13 +33,12 @@ def report(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Make a run's optimizer steps again from its journal, and compare each with the run's."""
+    run = existing_run(options.run_folder, holding=JOURNAL)
     from components.training.replay import replay as replay_run  # with it comes jax
 
     folder = Path(options.adapter) if options.adapter else None
-    made = replay_run(
-        options.run_folder, adapter=folder, on_step=lambda step: say(f"step {step.version}: {step.fingerprint}, same")
-    )
-    figures = {"run_dir": options.run_folder, "steps": made.steps, "fingerprint": made.fingerprint, "same_bits": True}
+    made = replay_run(run, adapter=folder, on_step=lambda step: say(f"step {step.version}: {step.fingerprint}, same"))
+    figures = {"run_dir": run, "steps": made.steps, "fingerprint": made.fingerprint, "same_bits": True}
     text = f"{made.steps} steps, the same adapter bit for bit: {made.fingerprint}"
     print(json.dumps(figures) if options.json else text)
     return OK
@@ -47,15 +46,16 @@ def replay(options: argparse.Namespace) -> int:
 
 def profile(options: argparse.Namespace) -> int:
     """Make some of a run's optimizer steps again, and take a device timeline of them."""
+    run = existing_run(options.run_folder, holding=JOURNAL)
     from components.training.profiling import FOLDER, StepRange  # with it comes jax
     from components.training.replay import replay as replay_run
 
     steps = StepRange.parse(options.steps, "--steps")
-    made = max((line["step"] for line in read_metrics(storage.join(options.run_folder, METRICS))), default=0)
+    made = max((line["step"] for line in read_metrics(storage.join(run, METRICS))), default=0)
     if made < steps.last:
         raise ConfigError(Problem("--steps", options.steps, f"the run has made {made} steps"))
-    replay_run(options.run_folder, profile=steps, on_step=lambda step: say(f"step {step.version}, same"))
-    print(storage.join(options.run_folder, FOLDER))
+    replay_run(run, profile=steps, on_step=lambda step: say(f"step {step.version}, same"))
+    print(storage.join(run, FOLDER))
     return OK
 
 

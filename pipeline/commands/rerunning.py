@@ -13,7 +13,7 @@ from components.export.promotion import fingerprint_of
 from components.telemetry.progress import say
 from components.telemetry.summary import format_table
 from pipeline import manifest as manifests
-from pipeline.commands.command import OK, Command, add_json
+from pipeline.commands.command import OK, Command, add_json, existing_run
 from pipeline.recipe import load_recipe
 
 
@@ -21,7 +21,7 @@ def rerun(options: argparse.Namespace) -> int:
     """Start a run again: the same recipe, seed and parent; refused by name where code, packages or data differ."""
     from pipeline.local import run_locally
 
-    run = options.run_folder.rstrip("/")
+    run = existing_run(options.run_folder, holding=manifests.MANIFEST)
     manifest = manifests.read(run)
     recipe = storage.join(run, manifests.EXACT_RECIPE)
     changed = manifests.differences(manifest, as_of_now(manifest, recipe))

@@ -70,6 +70,40 @@ def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> 
     assert "invalid choice: 'fly'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report"],
+        ["report", "--why"],
+        ["replay"],
+        ["rerun"],
+        ["profile", "--steps=1:2"],
+        ["promote"],
+        ["watch"],
+        ["compare", "x"],
+        ["eval", "smoke"],
+        ["run", "smoke", "--resume"],
+    ],
+    ids=" ".join,
+)
+def test_a_place_that_is_not_there_is_bad_input(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, str(tmp_path / "nothing")]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "nothing" in told.err or "(got 'x')" in told.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_has_not_trained_cannot_be_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "summary.json").write_text("{}")
+    for command in (["replay"], ["rerun"], ["profile", "--steps=1:2"]):
+        assert main([*command, str(tmp_path)]) == 2
+        assert "the run has not come so far" in capsys.readouterr().err
+
+
 def test_a_report_is_written_anew_from_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"recipe": "mine"}))
     assert main(["report", str(tmp_path)]) == 0

@@ -65,16 +65,30 @@ def test_the_command_prints_one_object_with_the_keys_of_the_contract(
     assert main(["compare", *names, "--json", "-o", page]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     record = json.loads(line)
-    assert list(record) == ["runs", "parameters_that_differ", "made_of", "metrics", "intervals", "report_html"]
+    assert list(record) == ["runs", "parameters_that_differ", "made_of", "metrics", "report_html"]
     assert [run["run"] for run in record["runs"]] == names
     assert record["parameters_that_differ"] == {
         "train.optimizer.learning_rate": dict(zip(names, [1e-4, 2e-4], strict=True))
     }
     assert record["metrics"]["accuracy_after"] == dict.fromkeys(names, 0.97)
-    assert record["intervals"]["accuracy_after"] == {name: [0.915, 0.99] for name in names}
+    assert record["metrics"]["accuracy_after_interval"] == {name: [0.915, 0.99] for name in names}
     assert record["made_of"]["image"] == dict.fromkeys(names, "headrace@sha256:00")
     assert record["report_html"] == page
     assert "train.optimizer.learning_rate" in Path(page).read_text()
+
+
+def test_the_page_lies_beside_the_runs_and_in_this_folder_where_they_lie_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [write(str(tmp_path / "runs" / name)) for name in "ab"]
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main(["compare", *names]) == 0
+    assert capsys.readouterr().out.endswith(f"page: {tmp_path}/runs/comparison.html\n")
+    assert not (here / "comparison.html").exists()
+    assert main(["compare", names[0], write(str(tmp_path / "others" / "c"))]) == 0
+    assert (here / "comparison.html").exists()
 
 
 def test_people_get_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
