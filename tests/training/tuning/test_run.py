@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from components import storage
 from components.config import load
 from components.errors import CheckpointError, ConfigError, DataError, RunStoppedError
 from components.rollout.tokenizer import CharacterTokenizer
@@ -84,44 +83,46 @@ def started(call: dict[str, object], before: str = "") -> "subprocess.Popen[str]
     return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
 
 
-def checkpoints(run_folder: str) -> list[str]:
-    return [each for each in storage.list_files(f"{run_folder}/tuning/checkpoints") if each.endswith("checkpoint.json")]
-
-
 def lines_of(run_folder: str) -> list[dict[str, object]]:
     return [{**line, "seconds": 0} for line in read_run(run_folder).tuning]
 
 
-def test_what_is_killed_on_a_disk_and_on_a_bucket_ends_with_the_bits_of_what_is_not(
-    tiny_inputs: dict[str, str], rows: str, gcs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section = {"method": "sft", "rows": {"files": [rows]}, "checkpoint_every": 2, "epochs": 2}
-    whole, there = tmp_path / "whole", f"{gcs}/{tmp_path.name}"
-    facts = run(whole, tiny_inputs, **section)
+def section_of(rows: str) -> dict[str, object]:
+    return {"method": "sft", "rows": {"files": [rows]}, "checkpoint_every": 2, "epochs": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_inputs: dict[str, str], rows: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 8 steps that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    facts = run(folder, tiny_inputs, **section_of(rows))
     assert facts["held_out"]["after"]["loss"] < facts["held_out"]["before"]["loss"]
-    on_bucket = arguments(tiny_inputs, f"{there}/run", tmp_path / "of_bucket", **section)
-    on_disk = arguments(tiny_inputs, str(tmp_path / "run"), tmp_path / "tuned", **section)
-    with started(on_bucket) as one, started(on_disk, DIES_IN_ITS_SECOND_CHECKPOINT) as other:
-        for line in one.stderr:
-            if line.startswith("step 3/8"):
-                one.kill()
-        told = other.stderr.read()
-    assert one.returncode == other.returncode == -signal.SIGKILL, told[-2000:]
-    # Steps were made that no checkpoint has: step 4 on the disk, where its files lie, and step 3 on the bucket.
-    assert list((tmp_path / "run/tuning/checkpoints/4").glob("state-*/*"))
-    assert [Path(each).parent.name for each in checkpoints(str(tmp_path / "run"))] == ["2"]
-    assert max(line["step"] for line in lines_of(str(tmp_path / "run"))) == 4
+    lines = lines_of(str(folder / "run"))
+    assert lines[0]["held_out"] == facts["held_out"]["before"]
+    assert lines[-1]["position"] == facts["rows_seen"] == 2 * facts["rows"]
+    return folder
+
+
+def test_a_run_that_is_killed_and_then_stopped_ends_with_the_bits_of_one_that_is_not(
+    tiny_inputs: dict[str, str], rows: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = section_of(rows)
+    call = arguments(tiny_inputs, str(tmp_path / "run"), tmp_path / "tuned", **section)
+    with started(call, DIES_IN_ITS_SECOND_CHECKPOINT) as process:
+        told = process.stderr.read()
+    assert process.returncode == -signal.SIGKILL, told[-2000:]
+    # Steps 3 and 4 were made and told, and no checkpoint that counts has them.
+    folders = (tmp_path / "run/tuning/checkpoints").iterdir()
+    assert {path.name: (path / "checkpoint.json").is_file() for path in folders} == {"2": True, "4": False}
+    assert lines_of(str(tmp_path / "run"))[-1]["step"] == 4
     with monkeypatch.context() as patch:
         stopping(patch, 5)
         with pytest.raises(RunStoppedError, match="SIGTERM: stopped after step 5 of 8"):
-            tune(**on_disk)
-    for call in (on_disk, on_bucket):
-        assert tune(**call) == facts
-        assert weights(tmp_path, Path(call["tuned"]).name) == weights(whole)
-        assert lines_of(call["run_folder"]) == lines_of(str(whole / "run"))
-    found = lines_of(str(whole / "run"))
-    assert found[0]["held_out"] == facts["held_out"]["before"]
-    assert found[-1]["position"] == facts["rows_seen"] == 2 * facts["rows"]
+            tune(**call)
+    tune(**call)
+    assert weights(tmp_path) == weights(whole)
+    assert lines_of(str(tmp_path / "run")) == lines_of(str(whole / "run"))
+    assert read_run(str(tmp_path / "run")).summary == read_run(str(whole / "run")).summary
     # Once more, with all steps made: nothing changes.
     run(tmp_path, tiny_inputs, "again", **section)
     assert weights(tmp_path, "again") == weights(whole)
@@ -132,6 +133,21 @@ def test_what_is_killed_on_a_disk_and_on_a_bucket_ends_with_the_bits_of_what_is_
     with pytest.raises(CheckpointError, match="made with rows"):
         run(tmp_path, tiny_inputs, **section)
     Path(rows).write_text(lines)
+
+
+@pytest.mark.long
+def test_a_run_on_a_bucket_that_is_killed_at_any_moment_goes_on_from_there(
+    tiny_inputs: dict[str, str], rows: str, whole: Path, gcs: str, tmp_path: Path
+) -> None:
+    call = arguments(tiny_inputs, f"{gcs}/{tmp_path.name}/run", tmp_path / "tuned", **section_of(rows))
+    with started(call) as process:
+        for line in process.stderr:
+            if line.startswith("step 3/8"):
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    tune(**call)
+    assert weights(tmp_path) == weights(whole)
+    assert lines_of(call["run_folder"]) == lines_of(str(whole / "run"))
 
 
 def test_what_cannot_work_is_told_before_any_work(tiny_inputs: dict[str, str], rows: str, tmp_path: Path) -> None:
