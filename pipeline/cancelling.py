@@ -9,7 +9,7 @@ from components.launcher.jobset import delete_job
 from pipeline import manifest as manifests
 from pipeline.cluster import ENDED, UNREADABLE, find_run, run_folders
 from pipeline.connection import Client, Connection, server_errors
-from pipeline.finishing import TASK
+from pipeline.finishing import TASKS
 from pipeline.start import TRIALS, job_owner
 
 STOP_SECONDS = 180.0
@@ -56,7 +56,7 @@ def cancel(
         platform = manifest["exact"]["platform"]
         owner = job_owner(run_id, folder.partition(f"/{TRIALS}/")[2])
         namespace = platform["namespace"] or connection.namespace or _USUAL_NAMESPACE
-        if platform["launcher"] == "jobset" and delete_job(owner, TASK, namespace=namespace):
+        if platform["launcher"] == "jobset" and _delete_jobs(owner, namespace):
             deleted.append(owner)
     return Cancelled(run.state, tuple(deleted))
 
@@ -65,8 +65,14 @@ def _without_manifest(connection: Connection, run_id: str, state: str) -> Cancel
     """Whether the run has a JobSet is not known: ask, where there is a cluster to ask."""
     namespace = connection.namespace or _USUAL_NAMESPACE
     try:
-        deleted = delete_job(run_id, TASK, namespace=namespace)
+        deleted = _delete_jobs(run_id, namespace)
     except (ConfigError, ClusterError) as error:
         said = " ".join(str(error).split())
         return Cancelled(state, (), f"whether it has left a JobSet in {namespace} could not be found out: {said}")
     return Cancelled(state, (run_id,) if deleted else ())
+
+
+def _delete_jobs(owner: str, namespace: str) -> bool:
+    """Whether there was any. Both steps are asked for, as a run may have been stopped between them."""
+    deleted = [delete_job(owner, task, namespace=namespace) for task in TASKS]
+    return any(deleted)

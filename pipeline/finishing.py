@@ -15,8 +15,8 @@ from pipeline import manifest as manifests
 from pipeline.closing import close_run
 from pipeline.start import TRIALS, folder_of, from_record, job_owner, mark_seen
 
-TASK = "train"
-"""The step whose job a JobSet may run."""
+TASKS = ("tune", "train")
+"""The steps whose work a JobSet may do."""
 
 
 def finish(*, run_root: str, run_id: str, error: str, manifest: str, manifest_uri: str, summary: str) -> None:
@@ -122,8 +122,9 @@ def _delete_jobs(folder: str, run_id: str) -> None:
 def _delete_job(owner: str, namespace: str) -> None:
     from components.launcher.jobset import delete_job  # with it comes the Kubernetes client
 
-    if delete_job(owner, TASK, namespace=namespace):
-        say(f"the JobSet of {owner} was still there, and is deleted")
+    for task in TASKS:
+        if delete_job(owner, task, namespace=namespace):
+            say(f"the JobSet in which {owner} was to {task} was still there, and is deleted")
 
 
 def _trials(folder: str) -> list[str]:

@@ -168,7 +168,7 @@ def _check_stages(recipe: Recipe, stages: str) -> None:
 
 
 def _pod(recipe: Recipe) -> dict[str, Any]:
-    """What the pod of the train step asks for; "0" asks for nothing."""
+    """What the pod of a step that learns asks for; "0" asks for nothing."""
     settings = step_settings(recipe.platform)
     chips = settings.limits.get(TPU_RESOURCE, "")
     return {

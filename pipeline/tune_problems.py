@@ -19,15 +19,9 @@ def tune_problems(recipe: Recipe, architecture: Architecture | None) -> list[Pro
     settings = recipe.tune
     if settings is None:
         return []
-    return [*_place_problems(recipe, settings), *_row_problems(recipe, settings), *_teacher(settings, architecture)]
-
-
-def _place_problems(recipe: Recipe, settings: TuneConfig) -> Iterator[Problem]:
-    if recipe.platform.launcher == "jobset":
-        message = "starts a JobSet for the train step alone; tune on one host, in a recipe of its own, and give what it"
-        yield Problem("platform.launcher", "jobset", f"{message} exports as parent, or leave out tune")
-        return
-    yield from device_problems(recipe.platform, 1 if settings.mesh is None else settings.mesh.devices, "tune.mesh")
+    devices = 1 if settings.mesh is None else settings.mesh.devices
+    placed = device_problems(recipe.platform, devices, "tune.mesh")
+    return [*placed, *_row_problems(recipe, settings), *_teacher(settings, architecture)]
 
 
 def _row_problems(recipe: Recipe, settings: TuneConfig) -> Iterator[Problem]:

@@ -52,6 +52,8 @@ def tuned(first: PipelineTask, tasks: PipelineTask, model: PipelineTask) -> Pipe
     """Tuning on examples, on the machine that trains."""
     task = tune(
         section=first.outputs["tune"],
+        platform=first.outputs["platform"],
+        job_owner=first.outputs["job_owner"],
         tasks=tasks.outputs["tasks"],
         base=model.outputs["base"],
         adapter=model.outputs["adapter"],

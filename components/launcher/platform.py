@@ -38,11 +38,11 @@ _JOBSET_ONLY = (
 
 @config
 class PlatformConfig:
-    """Where the train step runs.
+    """Where the steps that learn run: tune and train, one after the other, each on all of it.
 
-    `launcher: in_pod` runs it in the step's own pod, on one host. `launcher: jobset` makes the step a small pod that
-    creates a JobSet, watches it and deletes it: for several hosts, and for `spot` machines, which Kubeflow does not
-    retry when they are taken away.
+    `launcher: in_pod` runs them in the steps' own pods, on one host. `launcher: jobset` makes each step a small pod
+    that creates a JobSet, watches it and deletes it: for several hosts, and for `spot` machines, which Kubeflow does
+    not retry when they are taken away.
 
     Read under `jobset` alone: `image` (the runtime image, best by digest), `namespace` (default: the step's own),
     `queue` (a Kueue LocalQueue), `unschedulable_minutes` without a node until the step fails, `stalled_minutes` without

@@ -1,12 +1,12 @@
-"""One document on the storage -> the train step, run in this process, with its output back on the storage.
+"""One document on the storage -> the step that it names, run in this process, with its output back on the storage.
 
     python -m components.launcher.worker --request=gs://... --result=gs://... --failure=gs://... --watched=gs://...
 
-What each pod of a JobSet runs. Inputs are copied to this machine's disk, the train door is the very one that a step
-calls, and metrics, journal and checkpoints go to the run's folder while it goes on, so that pods that are started again
-go on from there. Ends with 0 when the result is written, 78 when another try would end in the same way, and 75 when it
-was stopped. Over several hosts the processes find each other by `jax.distributed.initialize()`; the first trains, and
-the others compute what it computes.
+What each pod of a JobSet runs. Inputs are copied to this machine's disk, the function is the very one that a step of
+Kubeflow calls, and metrics, journal and checkpoints go to the run's folder while it goes on, so that pods that are
+started again go on from there. Ends with 0 when the result is written, 78 when another try would end in the same way,
+and 75 when it was stopped. Over several hosts the processes find each other by `jax.distributed.initialize()`; the
+first trains, and the others compute what it computes.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -72,7 +72,10 @@ def _run(places: argparse.Namespace) -> int:
     # Imported only now: whoever imports the trainer has chosen its devices.
     from components.model.lockstep import follow, lead
     from components.training.run import train
+    from components.training.tuning.run import tune
 
+    functions: Mapping[str, Callable[..., Mapping[str, Any]]] = {"tune": tune, "train": train}
+    learn = functions[request["task"]]
     # The same place on every host, as they read the same files when the first one does.
     work = Path(tempfile.gettempdir(), f"headrace-{hashlib.sha256(places.request.encode()).hexdigest()[:16]}")
     inputs = {name: str(work / name) for name in request["inputs"]}
@@ -83,17 +86,12 @@ def _run(places: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         follow()
         return 0
-    trained = work / "trained"
+    outputs = {name: str(work / name) for name in request["outputs"]}
     with lead() if request["hosts"] > 1 else nullcontext():
-        summary = train(
-            section=request["section"],
-            environment=request["environment"],
-            seed=request["seed"],
-            run_folder=request["run_folder"],
-            trained=str(trained),
-            **inputs,
-        )
-    send_folder(trained, request["trained"])
+        given = {name: request[name] for name in ("section", "environment", "seed", "run_folder")}
+        summary = learn(**given, **inputs, **outputs)
+    for name, uri in request["outputs"].items():
+        send_folder(work / name, uri)
     storage.write_text(places.result, json.dumps({"summary": summary}, default=str))
     shutil.rmtree(work, ignore_errors=True)
     return 0

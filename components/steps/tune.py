@@ -1,4 +1,4 @@
-"""Door: examples, a base and an adapter -> an adapter tuned on them, before training or in place of it."""
+"""Door: examples, a base and an adapter -> an adapter tuned on them, in this pod or by a JobSet that it starts."""
 
 from kfp import dsl
 
@@ -9,23 +9,27 @@ from components.steps.image import RUNTIME_IMAGE
 def tune(
     section: str,
     environment: str,
+    platform: str,
     seed: int,
     run_folder: str,
+    job_owner: str,
     tasks: dsl.Input[dsl.Dataset],
     base: dsl.Input[dsl.Model],
     adapter: dsl.Input[dsl.Model],
     tuned: dsl.Output[dsl.Model],
 ) -> None:
     """Tune the adapter; numbers and checkpoints appear in the run folder while it goes on."""
-    from components.training.tuning.run import tune
+    from components.steps.work import tune
 
     tune(
         section=section,
         environment=environment,
+        platform=platform,
         seed=seed,
         run_folder=run_folder,
-        tasks=tasks.path,
-        base=base.path,
-        adapter=adapter.path,
-        tuned=tuned.path,
+        job_owner=job_owner,
+        tasks=tasks,
+        base=base,
+        adapter=adapter,
+        tuned=tuned,
     )

@@ -1,5 +1,6 @@
 """What the doors call: the work of a step, and a record of it in the run's folder, which the manifest is made from."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from components.config import from_json
@@ -40,30 +41,40 @@ def init_model(
     return facts
 
 
-def train(
-    *,
-    section: str,
-    environment: str,
-    platform: str,
-    seed: int,
-    run_folder: str,
-    job_owner: str,
-    tasks: Artifact,
-    base: Artifact,
-    adapter: Artifact,
-    trained: Artifact,
-) -> None:
-    """Train in this pod, or in those of a JobSet, which read and write the artifacts where everybody finds them."""
-    where = from_json(PlatformConfig, platform, where="platform")
-    given: dict[str, Any] = {"section": section, "environment": environment, "seed": seed, "run_folder": run_folder}
-    artifacts = {"tasks": tasks, "base": base, "adapter": adapter, "trained": trained}
-    if where.launcher == "jobset":
-        from components.launcher.train_job import launch_train  # with it comes the Kubernetes client
+def tune(*, platform: str, job_owner: str, tuned: Artifact, **given: Any) -> None:
+    """Tune where the platform says; `given` is as `train` takes it."""
+    if not _launched("tune", platform, job_owner, given, {"tuned": tuned}):
+        from components.training.tuning.run import tune as tune_here  # with it comes jax
 
-        given |= {name: artifact.uri for name, artifact in artifacts.items()}
-        launch_train(platform=platform, run=job_owner, **given)
-    else:
+        tune_here(**_here(given), tuned=tuned.path)
+
+
+def train(*, platform: str, job_owner: str, trained: Artifact, **given: Any) -> None:
+    """Train in this pod, or in those of a JobSet, which read and write the artifacts where everybody finds them.
+
+    `given` are section, environment, seed and run_folder, and the artifacts tasks, base and adapter.
+    """
+    if not _launched("train", platform, job_owner, given, {"trained": trained}):
         from components.training.run import train as train_here  # with it comes jax
 
-        given |= {name: artifact.path for name, artifact in artifacts.items()}
-        train_here(**given)
+        train_here(**_here(given), trained=trained.path)
+
+
+def _launched(
+    task: str, platform: str, job_owner: str, given: Mapping[str, Any], outputs: Mapping[str, Artifact]
+) -> bool:
+    """Whether the platform has the task done by a JobSet; then it has been."""
+    if from_json(PlatformConfig, platform, where="platform").launcher == "in_pod":
+        return False
+    from components.launcher.step_job import launch  # with it comes the Kubernetes client
+
+    inputs = {name: value.uri for name, value in given.items() if isinstance(value, Artifact)}
+    settings = {name: value for name, value in given.items() if name not in inputs}
+    places = {name: output.uri for name, output in outputs.items()}
+    launch(task, platform=platform, run=job_owner, **settings, inputs=inputs, outputs=places)
+    return True
+
+
+def _here(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Each artifact as its path in this pod."""
+    return {name: value.path if isinstance(value, Artifact) else value for name, value in given.items()}

@@ -5,7 +5,7 @@ import sys
 
 from components.launcher.cluster import Cluster
 from components.launcher.jobset import run_job
-from components.launcher.train_job import show
+from components.launcher.step_job import show
 from tests.launcher.plans import QUICK, plan
 
 if __name__ == "__main__":

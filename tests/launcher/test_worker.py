@@ -1,4 +1,4 @@
-"""The process in a pod: the train door itself, with inputs and outputs on a storage."""
+"""The process in a pod: the step's own function, with inputs and outputs on a storage."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from components.errors import DataError
 from components.launcher import worker
 from components.launcher.job import REFUSED, STOPPED
 from components.launcher.pulse import Orphaned, Watched
-from components.launcher.train_job import JobFiles
+from components.launcher.step_job import JobFiles
 from components.model.peft import WEIGHTS_FILE
 from components.telemetry.metrics import read_metrics
 from tests.conftest import REPOSITORY
@@ -28,12 +28,13 @@ from tests.tiny_run import ENVIRONMENT, TRAIN
 def job(folder: Path, inputs: dict[str, str], **changes: object) -> JobFiles:
     """A request as a launcher writes it, with everything on this disk."""
     request = {
+        "task": "train",
         "section": json.dumps(TRAIN | {"steps": 2}),
         "environment": json.dumps(ENVIRONMENT),
         "seed": 3,
         "run_folder": str(folder / "run"),
         "inputs": inputs,
-        "trained": str(folder / "trained"),
+        "outputs": {"trained": str(folder / "trained")},
         "hosts": 1,
     }
     files = JobFiles(str(folder / "run"), "train-x", request | changes)
@@ -61,10 +62,28 @@ def test_a_pod_trains_and_leaves_the_adapter_the_figures_and_the_result(tmp_path
     assert [line["step"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl"))] == [1, 2]
 
 
-def test_a_request_that_cannot_work_is_refused_with_its_reason_on_the_storage(tmp_path: Path, tiny_inputs) -> None:
-    files = job(tmp_path, tiny_inputs, section=json.dumps(TRAIN | {"stepz": 2}))
+@pytest.mark.long
+def test_a_pod_tunes_where_the_request_says_so(tmp_path: Path, tiny_inputs) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": f"1{n}+12", "completion": f"{n + 22}"}) + "\n" for n in range(8)))
+    section = {"method": "sft", "rows": {"files": [str(rows)]}, "packing": {"rows": 8, "row_length": 24}}
+    outputs = {"tuned": str(tmp_path / "tuned")}
+    files = job(tmp_path, tiny_inputs, task="tune", section=json.dumps(section), outputs=outputs)
+    assert run(files) == 0
+    result = files.read_result()
+    assert result is not None
+    assert (result["method"], result["steps"], result["rows"]) == ("sft", 1, 7)
+    assert {path.name for path in (tmp_path / "tuned").iterdir()} >= {WEIGHTS_FILE, "adapter_config.json"}
+
+
+@pytest.mark.parametrize(("task", "output"), [("tune", "tuned"), ("train", "trained")])
+def test_a_request_that_cannot_work_is_refused_with_its_reason_on_the_storage(
+    tmp_path: Path, tiny_inputs, task: str, output: str
+) -> None:
+    outputs = {output: str(tmp_path / output)}
+    files = job(tmp_path, tiny_inputs, task=task, section=json.dumps(TRAIN | {"stepz": 2}), outputs=outputs)
     assert run(files) == REFUSED
-    assert "train.stepz" in storage.read_text(files.failure)
+    assert f"{task}.stepz" in storage.read_text(files.failure)
     assert files.read_result() is None
 
 

@@ -58,16 +58,16 @@ def start(server: KfpServer, ordered: Order, root: str = "") -> tuple[Client, Co
     return client, link, submit(client, link, ordered).run_id
 
 
-def launch(kubernetes: KubernetesServer, owner: str, namespace: str = "kubeflow") -> Cluster:
+def launch(kubernetes: KubernetesServer, owner: str, namespace: str = "kubeflow", task: str = "train") -> Cluster:
     """What the launcher of a run has left: its JobSet."""
     cluster = Cluster(namespace, api=kubernetes.client(), patience=5.0)
-    assert cluster.create_job_set(job_set(plan(run=owner), namespace)) is not None
+    assert cluster.create_job_set(job_set(plan(run=owner, task=task), namespace)) is not None
     return cluster
 
 
-def is_there(cluster: Cluster, owner: str) -> bool:
+def is_there(cluster: Cluster, owner: str, task: str = "train") -> bool:
     """Whether the JobSet is there, and not on its way out."""
-    found = cluster.read_job_set(job_name(owner, "train"))
+    found = cluster.read_job_set(job_name(owner, task))
     return found is not None and "deletionTimestamp" not in found["metadata"]
 
 
@@ -110,13 +110,14 @@ def test_the_jobs_of_all_trials_are_deleted_and_a_run_in_its_own_pod_has_none(
     assert is_there(clusters["b"], f"{run_id}/b")
 
 
+@pytest.mark.parametrize("task", ["tune", "train"])
 def test_a_jobset_is_found_without_the_run_s_folder(
-    server: KfpServer, kubernetes: KubernetesServer, ordered: Order
+    server: KfpServer, kubernetes: KubernetesServer, ordered: Order, task: str
 ) -> None:
     client, link, run_id = start(server, ordered)
-    cluster = launch(kubernetes, run_id)
+    cluster = launch(kubernetes, run_id, task=task)
     assert cancel(client, link, run_id, sleep=lambda seconds: None).jobs == (run_id,)
-    assert not is_there(cluster, run_id)
+    assert not is_there(cluster, run_id, task)
 
 
 def test_a_run_that_has_ended_is_not_stopped_again_but_what_is_left_of_it_is_deleted(

@@ -110,9 +110,9 @@ def test_the_job_sets_of_a_run_and_of_its_trials_are_deleted_however_it_ended(
         record(storage.join(tmp_path, "trials", trial), Start("/promoted", 0), **jobset)
     record(storage.join(tmp_path, "trials", "trial-c"), Start("/promoted", 0))
     finished(tmp_path, error="cancelled")
-    assert deleted == [("9f3c/trial-a", "train", "team"), ("9f3c/trial-b", "train", "team")]
+    assert deleted == [(f"9f3c/trial-{trial}", task, "team") for trial in "ab" for task in ("tune", "train")]
     record(str(tmp_path), Start("/promoted", 0), **jobset)
     monkeypatch.setattr("pipeline.finishing.run_markdown", lambda *arguments, **named: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         finished(tmp_path)
-    assert deleted[2] == ("9f3c", "train", "team")
+    assert deleted[4:6] == [("9f3c", task, "team") for task in ("tune", "train")]

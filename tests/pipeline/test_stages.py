@@ -30,6 +30,16 @@ def test_a_pipeline_that_lacks_a_step_of_the_recipe_is_refused_and_the_right_one
         _check_stages(recipe, "train")
 
 
+def test_tuning_and_training_run_on_several_hosts_where_both_use_all_of_their_devices() -> None:
+    platform = {"accelerator": "v5e", "topology": "4x4", "launcher": "jobset", "image": "image@sha256:0"}
+    mesh = {"fsdp": 4, "tensor": 4}
+    recipe = load_recipe("sft_then_grpo", {"platform": platform, "tune.mesh": mesh, "train.mesh": mesh})
+    assert tune_problems(recipe, None) == []
+    (problem,) = tune_problems(load_recipe("sft_then_grpo", {"platform": platform, "train.mesh": mesh}), None)
+    assert problem.where == "tune.mesh"
+    assert "uses 1 devices, and v5e 4x4 has 16 devices on 4 host(s)" in problem.message
+
+
 def test_rows_that_are_not_there_are_told_before_a_run() -> None:
     recipe = load_recipe("sft_then_grpo", {"tune.rows": {"files": ["nothing.jsonl"]}})
     (problem,) = tune_problems(recipe, None)

@@ -36,30 +36,48 @@ def test_data_is_known_by_its_content(tmp_path: Path) -> None:
     assert prepared(tmp_path / "d", test_tasks=9)["sha256"] != first["sha256"]
 
 
-def arguments(platform: dict[str, Any]) -> dict[str, Any]:
-    """What the train door passes on."""
-    artifacts = {name: Place(f"/gcs/{name}", f"gs://b/{name}") for name in ("tasks", "base", "adapter", "trained")}
+def arguments(platform: dict[str, Any], output: str = "trained") -> dict[str, Any]:
+    """What the door of a step that learns passes on."""
+    artifacts = {name: Place(f"/gcs/{name}", f"gs://b/{name}") for name in ("tasks", "base", "adapter", output)}
     texts = {"section": "{}", "environment": "{}", "platform": json.dumps(platform)}
     return {**texts, "seed": 3, "run_folder": "gs://b/run", "job_owner": "9f3c/trial-1", **artifacts}
 
 
-def test_a_step_trains_in_its_own_pod_on_the_copies_there(monkeypatch: pytest.MonkeyPatch) -> None:
+LEARNING = pytest.mark.parametrize(("task", "output"), [("tune", "tuned"), ("train", "trained")])
+
+
+@LEARNING
+def test_a_step_learns_in_its_own_pod_on_the_copies_there(
+    monkeypatch: pytest.MonkeyPatch, task: str, output: str
+) -> None:
     called: list[dict[str, Any]] = []
-    monkeypatch.setattr("components.training.run.train", lambda **given: called.append(given))
-    work.train(**arguments({}))
-    places = {name: f"/gcs/{name}" for name in ("tasks", "base", "adapter", "trained")}
+    module = {"tune": "components.training.tuning.run", "train": "components.training.run"}[task]
+    monkeypatch.setattr(f"{module}.{task}", lambda **given: called.append(given))
+    {"tune": work.tune, "train": work.train}[task](**arguments({}, output))
+    places = {name: f"/gcs/{name}" for name in ("tasks", "base", "adapter", output)}
     assert called == [{"section": "{}", "environment": "{}", "seed": 3, "run_folder": "gs://b/run", **places}]
 
 
-def test_a_job_set_is_told_where_everybody_finds_the_artifacts_and_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[dict[str, Any]] = []
-    monkeypatch.setattr("components.launcher.train_job.launch_train", lambda **given: called.append(given))
+@LEARNING
+def test_a_job_set_is_told_where_everybody_finds_the_artifacts_and_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch, task: str, output: str
+) -> None:
+    called: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr("components.launcher.step_job.launch", lambda task, **given: called.append((task, given)))
     platform = {"launcher": "jobset", "image": "image@sha256:0", "accelerator": "v5e", "topology": "4x4"}
-    work.train(**arguments(platform))
-    (given,) = called
-    assert given["run"] == "9f3c/trial-1"
-    assert json.loads(given["platform"]) == platform
-    assert [given[name] for name in ("tasks", "trained")] == ["gs://b/tasks", "gs://b/trained"]
+    {"tune": work.tune, "train": work.train}[task](**arguments(platform, output))
+    ((asked, given),) = called
+    assert asked == task
+    assert json.loads(given.pop("platform")) == platform
+    assert given == {
+        "section": "{}",
+        "environment": "{}",
+        "seed": 3,
+        "run_folder": "gs://b/run",
+        "run": "9f3c/trial-1",
+        "inputs": {name: f"gs://b/{name}" for name in ("tasks", "base", "adapter")},
+        "outputs": {output: f"gs://b/{output}"},
+    }
 
 
 def test_an_impossible_machine_is_refused_before_anything_starts() -> None:

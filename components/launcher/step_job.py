@@ -1,10 +1,10 @@
-"""What the train step takes, by URI -> the trained adapter and the run's figures, made by the pods of a JobSet.
+"""What a step that learns takes, by URI -> its adapter and the run's figures, made by the pods of a JobSet.
 
 The step of Kubeflow stays small: it writes one document below the run's folder, starts pods that read it, and reads the
 one that they leave.
 
-    RUN/jobs/NAME/request-HASH.json   what to train, and from which URIs; HASH is that of its text
-    RUN/jobs/NAME/result-HASH.json    {"summary": what `train` gives}, written last
+    RUN/jobs/NAME/request-HASH.json   what to learn, and from which URIs; HASH is that of its text
+    RUN/jobs/NAME/result-HASH.json    {"summary": what the step's own function gives}, written last
     RUN/jobs/NAME/failure.txt         why the last attempt failed
     RUN/jobs/NAME/watched             changes as long as a launcher watches
 
@@ -28,15 +28,17 @@ from components.launcher.platform import PlatformConfig
 from components.launcher.preflight import preflight
 from components.launcher.watching import JobGoneError
 from components.telemetry.progress import say
-from components.telemetry.run_files import METRICS, update_summary
+from components.telemetry.run_files import METRICS, TUNING, update_summary
 
-TASK = "train"
 JOURNAL = "journal.jsonl"
 """As `components.training.journal` names it."""
+SIGNS = {"tune": (TUNING,), "train": (METRICS, JOURNAL)}
+"""The steps that may run in a JobSet, and the files of the run's folder that they let grow, first the one by steps."""
 WORKER = ("python", "-m", "components.launcher.worker")
 
 
-def launch_train(
+def launch(
+    task: str,
     *,
     platform: str,
     run: str,
@@ -44,39 +46,38 @@ def launch_train(
     environment: str,
     seed: int,
     run_folder: str,
-    tasks: str,
-    base: str,
-    adapter: str,
-    trained: str,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
     cluster: Cluster | None = None,
     pace: Pace = USUAL_PACE,
 ) -> dict[str, Any]:
-    """Train in a JobSet, as `components.training.run.train` does here, and give what it gives.
+    """Do a task ("tune" or "train") in a JobSet, as the function of that name does here, and give what it gives.
 
     `platform`, `section` and `environment` are sections as JSON text, and `run` is Kubeflow's id of the run, by which
-    `delete_job` finds the job. `run_folder`, the inputs and the output `trained` are gs:// URIs, which the pods read
-    and write themselves.
+    `delete_job` finds the job. `run_folder`, the inputs and the outputs are gs:// URIs, which the pods read and write
+    themselves; their keys are the names of the function's arguments.
 
     Raises ConfigError before anything is created, and ClusterError as `run_job` does.
     """
     settings = from_json(PlatformConfig, platform, where="platform")
     request = {
+        "task": task,
         "section": section,
         "environment": environment,
         "seed": seed,
         "run_folder": run_folder,
-        "inputs": {"tasks": tasks, "base": base, "adapter": adapter},
-        "trained": trained,
+        "inputs": dict(inputs),
+        "outputs": dict(outputs),
         "hosts": settings.hosts,
     }
     _check_places(request)
-    files = JobFiles(run_folder, job_name(run, TASK), request)
+    files = JobFiles(run_folder, job_name(run, task), request)
     found = files.read_result()
     if found is not None:
         say("this very job has ended before: its result is taken")
         return found
     chosen = cluster or Cluster(settings.namespace)
-    plan = _plan(settings, run, files, _grace_seconds(section), run_folder)
+    plan = _plan(task, settings, run, files, _grace_seconds(task, section), run_folder)
     preflight(plan, chosen)
     files.write_request()
     outcome = _run(plan, chosen, files, pace)
@@ -84,7 +85,7 @@ def launch_train(
     if found is None:
         raise ClusterError(f"the pods of JobSet {plan.name} have ended and left no {files.result}; see their logs")
     if outcome is not None:
-        update_summary(run_folder, {"job": asdict(outcome)})
+        update_summary(run_folder, {f"{task}_job": asdict(outcome)})
     return found
 
 
@@ -138,29 +139,31 @@ def _run(plan: JobPlan, cluster: Cluster, files: JobFiles, pace: Pace) -> JobOut
         return None
 
 
-def _plan(settings: PlatformConfig, run: str, files: JobFiles, grace_seconds: float, run_folder: str) -> JobPlan:
+def _plan(
+    task: str, settings: PlatformConfig, run: str, files: JobFiles, grace_seconds: float, run_folder: str
+) -> JobPlan:
     return JobPlan(
         run=run,
-        task=TASK,
+        task=task,
         command=files.command,
         platform=settings,
         environment={"PYTHONUNBUFFERED": "1"},
         grace_seconds=grace_seconds,
-        signs=(storage.join(run_folder, METRICS), storage.join(run_folder, JOURNAL)),
+        signs=tuple(storage.join(run_folder, name) for name in SIGNS[task]),
         failure=files.failure,
     )
 
 
-def _grace_seconds(section: str) -> float:
+def _grace_seconds(task: str, section: str) -> float:
     try:
         return float(json.loads(section)["grace_seconds"])
     except (ValueError, KeyError, TypeError):
         message = "must be the whole section as JSON, with grace_seconds"
-        raise ConfigError(Problem("train", section, message)) from None
+        raise ConfigError(Problem(task, section, message)) from None
 
 
 def _check_places(request: Mapping[str, Any]) -> None:
-    places = {"run_folder": request["run_folder"], "trained": request["trained"], **request["inputs"]}
+    places = {"run_folder": request["run_folder"], **request["outputs"], **request["inputs"]}
     problems = [
         Problem(name, place, "is on this machine's disk, which the pods of a JobSet do not see; use gs://")
         for name, place in places.items()

@@ -1,4 +1,4 @@
-"""The train step by way of a JobSet: real pods' processes, a real bucket, and a kill in the middle."""
+"""A step that learns by way of a JobSet: real pods' processes, a real bucket, and a kill in the middle."""
 
 import json
 import os
@@ -13,11 +13,12 @@ import pytest
 from components import storage
 from components.errors import ConfigError
 from components.launcher.cluster import Cluster
-from components.launcher.train_job import TASK, JobFiles, launch_train
+from components.launcher.step_job import SIGNS, JobFiles, launch
 from components.launcher.watching import JobGoneError
 from components.model.peft import WEIGHTS_FILE
 from components.telemetry.metrics import read_metrics
 from components.telemetry.run_files import METRICS, read_run
+from pipeline.finishing import TASKS
 from tests.conftest import REPOSITORY
 from tests.launcher.conftest import NAMESPACE
 from tests.launcher.controller import Controllers, RunningPod
@@ -31,16 +32,15 @@ PLATFORM = {"launcher": "jobset", "image": IMAGE, "max_restarts": 1}
 def arguments(place: str) -> dict:
     """What the step gives, with inputs below `place` and outputs, too."""
     return {
+        "task": "train",
         "platform": json.dumps(PLATFORM),
         "run": "run-1",
         "section": json.dumps(TRAIN | {"steps": 3, "grace_seconds": 10.0}),
         "environment": json.dumps(ENVIRONMENT),
         "seed": 3,
         "run_folder": storage.join(place, "run"),
-        "tasks": storage.join(place, "tasks"),
-        "base": storage.join(place, "base"),
-        "adapter": storage.join(place, "adapter"),
-        "trained": storage.join(place, "trained"),
+        "inputs": {name: storage.join(place, name) for name in ("tasks", "base", "adapter")},
+        "outputs": {"trained": storage.join(place, "trained")},
     }
 
 
@@ -76,23 +76,24 @@ def test_a_step_trains_in_pods_on_a_bucket_over_a_kill_and_is_done_once(
     given = arguments(f"{gcs}/job")
     for name, folder in tiny_inputs.items():
         for file in storage.list_files(folder):
-            storage.upload(Path(file), storage.join(given[name], str(Path(file).relative_to(folder))))
+            storage.upload(Path(file), storage.join(given["inputs"][name], str(Path(file).relative_to(folder))))
     with Controllers(server, RealProcess(given["run_folder"])) as controllers:
-        result = launch_train(**given, cluster=cluster, pace=QUICK)
+        result = launch(**given, cluster=cluster, pace=QUICK)
         wait_for(lambda: nothing_is_left(server))
     assert sorted(pod.attempt for pod in controllers.pods.values()) == [0, 1]
     assert result["steps"] == 3
     assert [line["step"] for line in read_metrics(storage.join(given["run_folder"], METRICS))] == [1, 2, 3]
-    trained, start = (storage.join(given[name], WEIGHTS_FILE) for name in ("trained", "adapter"))
+    places = given["outputs"]["trained"], given["inputs"]["adapter"]
+    trained, start = (storage.join(place, WEIGHTS_FILE) for place in places)
     assert storage.checksum(trained) != storage.checksum(start)
     record = read_run(given["run_folder"]).summary
-    assert record["job"]["restarts"] == {"failures": 1, "taken_away": 0}
+    assert record["train_job"]["restarts"] == {"failures": 1, "taken_away": 0}
     assert record["tokens"] == result["tokens"]
     told = capsys.readouterr()
     assert "starts its pods again: 1 restarts after failures" in told.err
     # The same step, tried again: the result is there, and nothing is made.
     made = server.calls["create", "jobsets"]
-    assert launch_train(**given, cluster=cluster, pace=QUICK) == result
+    assert launch(**given, cluster=cluster, pace=QUICK) == result
     assert server.calls["create", "jobsets"] == made
 
 
@@ -108,7 +109,7 @@ def test_a_launcher_whose_job_another_has_cleaned_up_takes_the_result(server, cl
         return 0
 
     with Controllers(server, program):
-        assert launch_train(**given, cluster=cluster, pace=QUICK) == {"steps": 3}
+        assert launch(**given, cluster=cluster, pace=QUICK) == {"steps": 3}
 
 
 def test_a_job_that_is_cancelled_has_no_result(server, cluster, gcs) -> None:
@@ -120,14 +121,15 @@ def test_a_job_that_is_cancelled_has_no_result(server, cluster, gcs) -> None:
         return 0
 
     with Controllers(server, program), pytest.raises(JobGoneError):
-        launch_train(**given, cluster=cluster, pace=QUICK)
+        launch(**given, cluster=cluster, pace=QUICK)
 
 
 def test_places_that_pods_do_not_see_are_refused_before_anything_is_asked(server, tmp_path: Path) -> None:
     cluster = Cluster(NAMESPACE, api=server.client(), patience=1.0)
-    given = arguments(str(tmp_path)) | {"base": "gs://bucket/base"}
+    given = arguments(str(tmp_path))
+    given["inputs"]["base"] = "gs://bucket/base"
     with pytest.raises(ConfigError) as caught:
-        launch_train(**given, cluster=cluster, pace=QUICK)
+        launch(**given, cluster=cluster, pace=QUICK)
     assert [problem.where for problem in caught.value.problems] == ["run_folder", "trained", "tasks", "adapter"]
     assert "is on this machine's disk, which the pods of a JobSet do not see; use gs://" in str(caught.value)
     assert not server.calls
@@ -139,4 +141,4 @@ def test_requests_that_differ_have_files_of_their_own_and_equal_ones_do_not() ->
     assert first.request != other.request
     assert first.result != other.result
     assert first.failure == other.failure
-    assert TASK == "train"
+    assert set(SIGNS) == set(TASKS)
