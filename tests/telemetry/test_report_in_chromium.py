@@ -89,14 +89,14 @@ def test_only_tokens_of_the_trainers_version_count_as_mismatch(page: Page):
     choose(page, "view", "tokens")
     choose(page, "colour", "gap")
     legend = page.run("document.getElementById('viewer-legend').textContent")
-    assert "nats apart at one version: arithmetic" in legend
-    assert "nats apart, sampled by an older version: learning, too" in legend
+    assert "nats, of one version: arithmetic" in legend
+    assert "nats, sampled by an older one: learning, too" in legend
     hues = "[...document.querySelectorAll('.t')].map((each) => each.style.background.match(/--\\w+/)[0])"
     hues = page.run(hues)
     assert hues == sorted(hues, reverse=True), "the older half comes first"
-    assert set(hues) == {"--stale", "--second"}
+    assert set(hues) == {"--surplus", "--second"}
     page.run("document.querySelector('.t').click()")
-    assert "trainer 1 on differs by" in page.run("document.getElementById('viewer-token').textContent")
+    assert "the trainer 1 version later differs by" in page.run("document.getElementById('viewer-token').textContent")
 
 
 def test_a_script_that_gets_in_is_not_run(browser: Browser, file: Path, tmp_path: Path):

@@ -105,8 +105,8 @@ function show(each) {
     ["ended", ended(each)], ["tokens", each.tokens], ["seconds", each.seconds], ["in tools", each.toolSeconds],
     ["tool calls", each.calls], ["tool errors", each.errors], ["malformed calls", each.malformed],
     ["versions behind", each.stale], ["least likely token", known(each.lowest) ? number(each.lowest) + " nats" : null],
-    ["largest mismatch, at one version", known(each.gap) ? number(each.gap) + " nats" : null],
-    ["largest change since it was sampled", known(each.drift) ? number(each.drift) + " nats" : null]];
+    ["largest mismatch", known(each.gap) ? number(each.gap) + " nats" : null],
+    ["largest change since sampled", known(each.drift) ? number(each.drift) + " nats" : null]];
   const title = make("h3", "", each.title || each.task);
   const where = "step " + each.step + " · task " + each.task + " · member " + each.member +
     (each.attempt ? " · attempt " + each.attempt : "");
@@ -168,8 +168,8 @@ const swatch = (color, text) => { const mark = make("i"); mark.style.background 
 function gapLegend() {
   const told = (color, scale, text) => [0.5, 1].map((share) => swatch(mixed(color, share), number(share * scale) + text));
   const here = (behind) => view.cells.some((each) => known(each.gap) && Boolean(each.behind) === behind);
-  return [...(here(false) ? told("--second", data.gapScale, " nats apart at one version: arithmetic") : []),
-    ...(here(true) ? told("--stale", data.driftScale, " nats apart, sampled by an older version: learning, too") : []),
+  return [...(here(false) ? told("--second", data.gapScale, " nats, of one version: arithmetic") : []),
+    ...(here(true) ? told("--surplus", data.driftScale, " nats, sampled by an older one: learning, too") : []),
     ...(here(false) || here(true) ? [] : [swatch("transparent", "not known of this one")])];
 }
 const VERSIONS = ["--work-1", "--wait-1", "--surplus", "--second", "--stale", "--muted"];
@@ -179,7 +179,7 @@ function paint() {
   const colorOf = {
     mask: () => mixed("--accent", 0.28),
     logprob: (each) => (known(each.logprob) ? mixed("--second", -each.logprob / 5) : ""),
-    gap: (each) => (!known(each.gap) ? "" : each.behind ? mixed("--stale", Math.abs(each.gap) / data.driftScale)
+    gap: (each) => (!known(each.gap) ? "" : each.behind ? mixed("--surplus", Math.abs(each.gap) / data.driftScale)
       : mixed("--second", Math.abs(each.gap) / data.gapScale)),
     version: (each) => mixed(VERSIONS[versions.indexOf(each.version) % VERSIONS.length], 0.4),
   }[by];
@@ -193,6 +193,7 @@ function paint() {
   }[by]());
 }
 
+const later = (versions) => (!versions ? "at this version " : versions + (versions > 1 ? " versions" : " version") + " later ");
 function point(at) {
   if (!view.cells.length) return;
   if (view.cells[view.cell]) view.cells[view.cell].cell.classList.remove("here");
@@ -202,8 +203,7 @@ function point(at) {
   each.cell.scrollIntoView({ block: "nearest" });
   token.textContent = "token " + (view.cell + 1) + " of " + view.cells.length + ": " + JSON.stringify(each.piece) +
     (known(each.logprob) ? ", log-prob " + number(each.logprob) : "") +
-    ", version " + each.version + (known(each.gap) ? ", trainer " + (each.behind ? each.behind + " on " : "at the same one ") +
-    "differs by " + number(each.gap) : "");
+    ", version " + each.version + (known(each.gap) ? ", the trainer " + later(each.behind) + "differs by " + number(each.gap) : "");
 }
 
 function go(href, focus) {
