@@ -90,12 +90,12 @@ def make_order(
     """Check a recipe and the parameters against what the pipeline declares. Sends nothing.
 
     `overrides` replace values of the recipe; `usual` are parameters for a pipeline that has them, unless they or the
-    recipe's key of that name are given. `pipeline` is a shipped one or the path of a compiled file, by default the
-    one with the recipe's steps. `unchecked` leaves out what depends on this machine (its packages, files and memory);
-    the first step checks it on the cluster.
+    recipe's key of that name are given. `pipeline` is a shipped one or the path of a compiled file, by default the one
+    with the recipe's steps; "sweep" is the sweep with these steps. `unchecked` leaves out what depends on this machine
+    (its packages, files and memory); the first step checks it on the cluster.
     Raises ConfigError with every problem.
     """
-    compiled = read_compiled(shipped_pipeline(pipeline or _usual_pipeline(recipe, overrides)), image=connection.image)
+    compiled = read_compiled(shipped_pipeline(_pipeline_for(recipe, overrides, pipeline)), image=connection.image)
     given = dict(parameters or {})
     said = {*given, *(overrides or {})}
     given |= {key: value for key, value in (usual or {}).items() if key in compiled.parameters and key not in said}
@@ -118,12 +118,18 @@ def make_order(
     return Order(loaded.name, compiled, values, text)
 
 
-def _usual_pipeline(recipe: str, overrides: Mapping[str, Any] | None) -> str:
-    """The pipeline with the recipe's steps. What is wrong with the recipe is told later, with its parameters."""
+def _pipeline_for(recipe: str, overrides: Mapping[str, Any] | None, wanted: str | None) -> str:
+    """The pipeline with the recipe's steps, or its sweep; any other that is wanted is taken as it is.
+
+    What is wrong with the recipe is told later, with its parameters.
+    """
+    if wanted not in (None, "sweep"):
+        return wanted
     try:
-        return load_recipe(recipe, overrides).pipeline
+        loaded = load_recipe(recipe, overrides)
     except ConfigError:
-        return "post_training"
+        return wanted or "post_training"
+    return loaded.sweep_pipeline if wanted else loaded.pipeline
 
 
 def submit(client: Client, connection: Connection, order: Order, *, name: str | None = None) -> Submission:

@@ -15,7 +15,7 @@ from components.steps.image import RUNTIME_IMAGE
 from pipeline.evaluation import evaluation
 from pipeline.manifest import LOCAL_IMAGE
 from pipeline.post_training import post_training
-from pipeline.sweep import sweep
+from pipeline.sweep import sweep, tuned_sweep, tuning_sweep
 from pipeline.tuning import tuned_post_training, tuning
 
 PIPELINES = {
@@ -23,6 +23,8 @@ PIPELINES = {
     "tuned_post_training": tuned_post_training,
     "tuning": tuning,
     "sweep": sweep,
+    "tuned_sweep": tuned_sweep,
+    "tuning_sweep": tuning_sweep,
     "evaluation": evaluation,
 }
 """By the name of the file that each is committed in, beside this module."""

@@ -97,6 +97,11 @@ class Recipe:
         """The name of the shipped pipeline that has these stages and no others."""
         return PIPELINE_OF[self.stages]
 
+    @property
+    def sweep_pipeline(self) -> str:
+        """The name of the shipped pipeline that runs this recipe once for every trial."""
+        return SWEEP_OF[self.stages]
+
     def objectives(self) -> str:
         """What is minimised, stage by stage, as formulas for people."""
         texts = [f"tune ({self.tune.method}): {describe(self.tune)}"] if self.tune else []
@@ -105,6 +110,7 @@ class Recipe:
 
 PIPELINE_OF = {("train",): "post_training", ("tune", "train"): "tuned_post_training", ("tune",): "tuning"}
 """Each has a step for every stage of a recipe, and none that would do nothing."""
+SWEEP_OF = {("train",): "sweep", ("tune", "train"): "tuned_sweep", ("tune",): "tuning_sweep"}
 
 SECTIONS = (
     "environment",

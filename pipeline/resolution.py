@@ -77,7 +77,7 @@ def resolve(
     check_parameter_sizes({"recipe": recipe, "overrides": overrides, "run_root": run_root})
     settings = merged(parameters, parse_overrides(overrides), trial)
     loaded = _loaded(recipe, settings, parameters)
-    _check_stages(loaded, stages)
+    _check_stages(loaded, stages, is_trial=bool(trial))
     run_folder = starts.folder_of(run_root, run_id, manifest_uri, trial_name(trial))
     start = manifests.start_of(run_folder) or _found(loaded, run_folder)
     if parent_is_needed and start.parent is None:
@@ -160,11 +160,12 @@ def _loaded(recipe: str, settings: Mapping[str, Any], parameters: Mapping[str, V
     return loaded
 
 
-def _check_stages(recipe: Recipe, stages: str) -> None:
+def _check_stages(recipe: Recipe, stages: str, *, is_trial: bool = False) -> None:
     """Raises ConfigError where the pipeline would leave out what the recipe asks for, or do what it does not."""
     if stages and stages != ",".join(recipe.stages):
         message = f"asks for {' and '.join(recipe.stages)}, and this pipeline is for {stages.replace(',', ' and ')}"
-        raise ConfigError(Problem("recipe", recipe.name, f"{message}; the pipeline for it is {recipe.pipeline}"))
+        right = recipe.sweep_pipeline if is_trial else recipe.pipeline
+        raise ConfigError(Problem("recipe", recipe.name, f"{message}; the pipeline for it is {right}"))
 
 
 def _pod(recipe: Recipe) -> dict[str, Any]:

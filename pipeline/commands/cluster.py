@@ -189,9 +189,8 @@ def _schedule_text(found: Any) -> str:
 def _add_order(parser: argparse.ArgumentParser) -> None:
     help_text = "a parameter of the pipeline, e.g. steps=100; may be given again"
     parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help=help_text)
-    parser.add_argument(
-        "--pipeline", help="a shipped one, or a compiled file (default: the one that has the recipe's steps)"
-    )
+    which = "a shipped one, sweep, or a compiled file (default: the one that has the recipe's steps)"
+    parser.add_argument("--pipeline", help=which)
     parser.add_argument("--image", help="what the steps run in, best by digest")
     parser.add_argument("--experiment", help="where the server keeps the runs (default: headrace)")
     parser.add_argument("--service-account", help="Kubernetes service account of the steps")

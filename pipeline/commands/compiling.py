@@ -8,7 +8,7 @@ from components.steps.image import RUNTIME_IMAGE
 from pipeline.commands.command import OK, Command
 
 PACKAGE = Path(__file__).parents[1]
-NAMES = ("post_training", "tuned_post_training", "tuning", "sweep", "evaluation")
+NAMES = ("post_training", "tuned_post_training", "tuning", "sweep", "tuned_sweep", "tuning_sweep", "evaluation")
 COMPILED = PACKAGE / "post_training.yaml"
 
 

@@ -14,19 +14,23 @@ PAGE = "comparison.html"
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Train a recipe on this machine once for every trial, and compare the trials on one page."""
+    """Run a recipe on this machine once for every trial, and compare the trials on one page."""
     overrides = parse_assignments(options.set)
     trials = [_trial(text) for text in options.trial]
     if len(trials) < 2:
         raise ConfigError(Problem("--trial", options.trial, "give two or more, such as --trial seed=1 --trial seed=2"))
     # Read here too, so that a fault of the last trial is told before the first one trains.
     recipes = [load_recipe(options.recipe, overrides | trial) for trial in trials]
+    pipelines = {recipe.sweep_pipeline for recipe in recipes}
+    if len(pipelines) > 1:
+        message = "some would tune or train and others not, which is no comparison of values; sweep them apart"
+        raise ConfigError(Problem("--trial", options.trial, message))
     from pipeline.compiling import pipeline_yaml
     from pipeline.local import run_pipeline
 
     arguments = {"recipe": options.recipe, "overrides": json.dumps(overrides), "trials": trials}
     name = f"{recipes[0].name}-sweep"
-    folder, cost = run_pipeline(pipeline_yaml("sweep"), arguments, name=name, runs=Path(options.runs))
+    folder, cost = run_pipeline(pipeline_yaml(pipelines.pop()), arguments, name=name, runs=Path(options.runs))
     found = read_run(str(folder)).summary
     accuracies = [found[f"trial_{number}_accuracy_after"] for number in range(len(trials))]
     figures = {
@@ -54,7 +58,7 @@ def _trial(text: str) -> dict[str, Any]:
 
 def _text(figures: dict[str, Any], outcome: str) -> str:
     lines = [f"{each['accuracy_after']:7.1%}  {json.dumps(each['set'])}" for each in figures["trials"]]
-    return "\n".join(["accuracy after training", *lines, outcome, f"page: {figures['report_html']}"])
+    return "\n".join(["accuracy at the end", *lines, outcome, f"page: {figures['report_html']}"])
 
 
 COMMAND = Command("sweep", sweep, add_arguments)

@@ -116,6 +116,17 @@ def test_a_local_recipe_travels_through_the_bucket_by_its_content(server: KfpSer
     assert len(storage.list_files(f"{root}/recipes")) == 1
 
 
+def test_a_sweep_is_that_of_the_recipes_stages(server: KfpServer) -> None:
+    trials = [{"tune.optimizer.learning_rate": 1e-4}, {"tune.optimizer.learning_rate": 1e-3}]
+    only = {"train": None}
+    for recipe, changes, name in (
+        ("smoke", {}, "sweep"), ("sft_then_grpo", {}, "tuned-sweep"), ("sft_then_grpo", only, "tuning-sweep"),
+    ):  # fmt: skip
+        given = {"overrides": changes, "parameters": {"trials": trials}, "pipeline": "sweep", "unchecked": True}
+        ordered = make_order(recipe, connection=connection(server), **given)
+        assert (ordered.pipeline.name, ordered.parameters["trials"]) == (name, trials)
+
+
 def test_a_local_recipe_without_a_bucket_is_refused(server: KfpServer, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(read_recipe_text("smoke"))
     with pytest.raises(ConfigError, match="travels through the bucket: name one with --pipeline-root"):

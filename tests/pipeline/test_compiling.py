@@ -16,13 +16,17 @@ from pipeline.parameters import KEYS
 
 LEARN = ["resolve-recipe", "prepare-data", "init-model", "train", "evaluate"]
 DELIVER = ["gate", "export", "promote", "finish-run"]
+COMPARE = ["compare-trials", "finish-run"]
 STEPS = {
     "post_training": [*LEARN, *DELIVER],
     "tuned_post_training": [*LEARN, "tune", *DELIVER],
     "tuning": [*(step for step in LEARN if step != "train"), "tune", *DELIVER],
-    "sweep": [*LEARN, "compare-trials", "finish-run"],
+    "sweep": [*LEARN, *COMPARE],
+    "tuned_sweep": [*LEARN, "tune", *COMPARE],
+    "tuning_sweep": [*(step for step in LEARN if step != "train"), "tune", *COMPARE],
     "evaluation": ["resolve-recipe", "prepare-data", "init-model", "evaluate", "finish-run"],
 }
+SWEEPS = [name for name, steps in STEPS.items() if "compare-trials" in steps]
 
 
 def committed(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,7 +96,7 @@ def test_whatever_happens_the_last_step_cleans_up(name: str) -> None:
 LEARNS = [(name, step) for name, steps in STEPS.items() for step in ("train", "tune") if step in steps]
 
 
-@pytest.mark.parametrize("name", ["post_training", "tuned_post_training", "tuning", "sweep"])
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "evaluation"])
 def test_only_steps_that_learn_are_retried_and_for_longer_than_an_hour(name: str) -> None:
     retried = {step: task["retryPolicy"] for step, task in tasks(committed(name)[0]) if "retryPolicy" in task}
     assert sorted(retried) == [step for each, step in LEARNS if each == name]
@@ -162,7 +166,8 @@ def test_every_parameter_has_a_type_that_a_server_takes_a_default_and_a_descript
     numbers = {"steps": "NUMBER_INTEGER", "seed": "NUMBER_INTEGER", "tasks": "NUMBER_INTEGER"}
     numbers |= {"learning_rate": "NUMBER_DOUBLE", "trials": "LIST"}
     assert types == {key: numbers.get(key, "STRING") for key in parameters}
-    required = {"recipe"} | {"sweep": {"trials"}, "evaluation": {"adapter"}}.get(name, set())
+    own = {"trials"} if name in SWEEPS else {"adapter"} if name == "evaluation" else set()
+    required = {"recipe"} | own
     assert {key for key, parameter in parameters.items() if "defaultValue" not in parameter} == required
     assert {parameter["defaultValue"] for key, parameter in parameters.items() if key not in required} <= {"", -1.0}
     assert all(len(parameter["description"]) > 10 for parameter in parameters.values())
@@ -177,7 +182,7 @@ def test_all_scalars_of_a_run_are_in_one_metrics_output(name: str) -> None:
         outputs = document["components"][f"comp-{step}"].get("outputDefinitions", {}).get("artifacts", {})
         for artifact in outputs.values():
             kinds.setdefault(artifact["artifactType"]["schemaTitle"].removeprefix("system."), []).append(step)
-    compared = ["compare-trials"] if name == "sweep" else []
+    compared = ["compare-trials"] if name in SWEEPS else []
     assert kinds["Metrics"] == kinds["HTML"] == ["evaluate", *compared]
     assert kinds["ClassificationMetrics"] == ["evaluate"]
     assert kinds["Markdown"] == ["finish-run"]

@@ -181,10 +181,39 @@ def test_the_promoted_adapter_is_evaluated_alone_against_its_base(learnt: Finish
     assert shown == ["resolve-recipe", "prepare-data", "init-model", "evaluate", "finish-run"]
 
 
+TUNE = {
+    "method": "sft",
+    "rows": {"demonstrations": {}},
+    "steps": 2,
+    "rows_per_step": 32,
+    "packing": {"rows": 16, "row_length": 32},
+}
+
+
 @pytest.mark.long
-def test_a_sweep_trains_every_trial_and_compares_them_on_one_page(tmp_path: Path) -> None:
+def test_a_recipe_that_only_tunes_runs_from_the_first_step_to_the_last(project: Path, capsys) -> None:
+    short = {key: value for key, value in SHORT.items() if not key.startswith("train.")}
+    finished = run_locally(
+        "smoke", name="tuned", runs=project / "runs", overrides=short | {"train": None, "tune": TUNE}
+    )
+    shown = [line.removeprefix("== ") for line in capsys.readouterr().err.splitlines() if line.startswith("== ")]
+    assert shown == [*(step if step != "train" else "tune" for step in LEARN), "gate", "export", "finish-run"]
+    assert (finished.summary["stages"], finished.summary["tuning"]["steps"]) == (["tune"], 2)
+    assert finished.figures["accuracy_after"] is not None
+    assert finished.figures["proofs"]["export"]["adapter"] == 0.0
+    tuned = next((finished.folder / "steps").glob("*/tune/tuned"))
+    assert fingerprint_of(str(tuned)) == fingerprint_of(finished.figures["adapter_dir"])
+    page = Path(finished.figures["report_html"]).read_text()
+    assert "tune (sft)" in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stages", [("train",), ("tune", "train")], ids="-".join)
+def test_a_sweep_trains_every_trial_and_compares_them_on_one_page(tmp_path: Path, stages: tuple[str, ...]) -> None:
     short = [f"--set={key}={value}" for key, value in SHORT.items()]
-    trials = ("--trial", "train.steps=1,seed=3", "--trial", '{"train.optimizer.learning_rate": 0.001}')
+    short += [f"--set=tune={json.dumps(TUNE)}"] if "tune" in stages else []
+    rate = f"{stages[0]}.optimizer.learning_rate"
+    trials = ("--trial", "train.steps=1,seed=3", "--trial", json.dumps({rate: 0.001}))
     finished = headrace("sweep", "smoke", "--json", *short, *trials, folder=tmp_path)
     assert finished.returncode == 0, finished.stderr[-4000:]
     figures = json.loads(finished.stdout)
@@ -192,15 +221,16 @@ def test_a_sweep_trains_every_trial_and_compares_them_on_one_page(tmp_path: Path
     assert len(list((folder / "trials").iterdir())) == 2
     assert [each["set"] for each in figures["trials"]] == [
         {"train.steps": "1", "seed": "3"},
-        {"train.optimizer.learning_rate": 0.001},
+        {rate: 0.001},
     ]
     page = Path(figures["report_html"]).read_text()
     assert "2 runs compared" in page
-    assert "train.optimizer.learning_rate" in page
+    assert rate in page
     made = [manifests.read(str(trial))["recipe"] for trial in (folder / "trials").iterdir()]
     assert sorted(each["train"]["steps"] for each in made) == [1, 2]
     shown = [line.removeprefix("== ") for line in finished.stderr.splitlines() if line.startswith("== ")]
-    assert shown == [*LEARN, *LEARN, "compare-trials", "finish-run"]
+    steps = [*LEARN[:3], *stages, "evaluate"]
+    assert shown == [*steps, *steps, "compare-trials", "finish-run"]
 
 
 def test_a_failing_step_shows_its_own_error_first(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from components.errors import ConfigError
-from pipeline.recipe import load_recipe, section_texts
+from pipeline.compiling import PIPELINES
+from pipeline.recipe import PIPELINE_OF, SWEEP_OF, load_recipe, section_texts
 from pipeline.resolution import _check_stages
 from pipeline.tune_problems import tune_problems
 
@@ -22,12 +23,19 @@ def test_the_shipped_recipe_chains_examples_and_practice() -> None:
         dataclasses.replace(recipe, train=None, tune=None)
 
 
+def test_every_way_to_learn_has_a_pipeline_and_a_sweep() -> None:
+    assert PIPELINE_OF.keys() == SWEEP_OF.keys()
+    assert {*PIPELINE_OF.values(), *SWEEP_OF.values()} == PIPELINES.keys() - {"evaluation"}
+
+
 def test_a_pipeline_that_lacks_a_step_of_the_recipe_is_refused_and_the_right_one_named() -> None:
     recipe = load_recipe("sft_then_grpo")
     _check_stages(recipe, "tune,train")
     _check_stages(recipe, "")
     with pytest.raises(ConfigError, match="this pipeline is for train; the pipeline for it is tuned_post_training"):
         _check_stages(recipe, "train")
+    with pytest.raises(ConfigError, match="the pipeline for it is tuned_sweep"):
+        _check_stages(recipe, "train", is_trial=True)
 
 
 def test_tuning_and_training_run_on_several_hosts_where_both_use_all_of_their_devices() -> None:
