@@ -93,8 +93,14 @@ def init_state(adapter: Trained, optimizer: Optimizer) -> TrainState:
 
 @program
 def zero_gradients(weights: Weights) -> Weights:
-    """Fresh float32 sums, of an adapter's or a critic's structure, to be donated to what adds to them."""
-    return jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding), weights)
+    """Fresh float32 sums, of an adapter's or a critic's structure, to be donated to what adds to them.
+
+    They are bound to devices only where the weights are: what is computed from a bound array is bound, too, and a step
+    whose adapter is bound while the first one's was not would compile every program again.
+    """
+    return jax.tree.map(
+        lambda leaf: jnp.zeros_like(leaf, jnp.float32, device=leaf.sharding if leaf.committed else None), weights
+    )
 
 
 @program
