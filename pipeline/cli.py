@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from components.errors import ConfigError, HeadraceError
+from components.errors import ConfigError, DataError, HeadraceError, WeightsError
 from components.telemetry.progress import say
 from pipeline.commands import (
     cluster,
@@ -53,12 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.command(options))
-    except ConfigError as error:
+    except (ConfigError, DataError) as error:
         say(f"headrace: {error}" if len(error.problems) == 1 else f"headrace: {len(error.problems)} problems\n{error}")
         return BAD_INPUT
     except HeadraceError as error:
         say(f"headrace: {error}")
-        return FAILED
+        # What a step of a run raises comes as the failure of that step.
+        return BAD_INPUT if isinstance(error, WeightsError) else FAILED
     except OSError as error:
         say(f"headrace: {error.filename or 'a file'}: {error.strerror or error}")
         return BAD_INPUT

@@ -121,12 +121,23 @@ def findings_here(recipe: Recipe, architecture: Architecture) -> tuple[list[Prob
 
     Not for a step that only starts another machine's work: what that step runs on says nothing.
     """
+    certain, likely = _memory_findings(recipe, architecture)
+    devices = _devices_here(recipe) if recipe.platform.tpu is None else ()
+    return [*devices, *certain], likely
+
+
+def memory_refusals(recipe: Recipe) -> list[Problem]:
+    """What cannot fit this machine for certain. Wakes no device, which a step of the run may need for itself."""
+    architecture, _ = _architecture(recipe)
+    return [] if architecture is None else _memory_findings(recipe, architecture)[0]
+
+
+def _memory_findings(recipe: Recipe, architecture: Architecture) -> tuple[list[Problem], list[Problem]]:
     accelerator = accelerator_memory(recipe.platform)
     memory = accelerator or memory_here()
-    found: tuple[list[Problem], list[Problem]] = ([], [])
-    if memory is not None:
-        found = memory_problems(recipe, architecture, memory, shared=accelerator is None)
-    return [*(_devices_here(recipe) if accelerator is None else []), *found[0]], found[1]
+    if memory is None:
+        return [], []
+    return memory_problems(recipe, architecture, memory, shared=accelerator is None)
 
 
 def _devices_here(recipe: Recipe) -> Iterator[Problem]:

@@ -56,13 +56,17 @@ STOP_SECONDS = 30.0
 
 
 class StepFailedError(HeadraceError):
-    """A step of the pipeline ended with an error, `reason`, which is the step's own."""
+    """A step of the pipeline ended with an error, `reason`, which is the step's own. `resumable` says whether the
+    command can go on with the run.
+    """
 
-    def __init__(self, step: str, reason: str, folder: Path) -> None:
-        super().__init__(
-            f"{reason}\n\nThe step {step} failed; its whole output is in {folder / LOG}. Optimizer steps "
-            f"are kept: the same command with --resume {folder} goes on from them, and makes again what comes before"
+    def __init__(self, step: str, reason: str, folder: Path, *, resumable: bool = True) -> None:
+        kept = (
+            f". Optimizer steps are kept: the same command with --resume {folder} goes on from them, and makes again "
+            "what comes before"
         )
+        where = f"The step {step} failed; its whole output is in {folder / LOG}"
+        super().__init__(f"{reason}\n\n{where}{kept if resumable else ''}")
         self.step, self.reason = step, reason
 
 
@@ -93,11 +97,11 @@ def run_locally(
     message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": seed}
-    given = dict(overrides or {}) | ({"seed": seed} if seed >= 0 else {})
+    given = dict(overrides or {}) | ({"seed": seed} if seed != -1 else {})
     loaded = load_recipe(recipe, given)
     old = old_run_folder(resume, dump(loaded)) if resume else None
     folder, summary = run_pipeline(
-        pipeline or pipeline_yaml(loaded.pipeline), arguments, name=name, runs=runs, folder=old
+        pipeline or pipeline_yaml(loaded.pipeline), arguments, name=name, runs=runs, folder=old, resumable=True
     )
     made = {f"{name}_dir": str(folder / name) if _link_output(folder, name) else None for name in OUTPUTS}
     summary = update_summary(str(folder), {**summary, "report_html": str(folder / REPORT), **made})
@@ -106,11 +110,18 @@ def run_locally(
 
 
 def run_pipeline(
-    pipeline: str, arguments: Mapping[str, Any], *, name: str, runs: Path, folder: Path | None = None
+    pipeline: str,
+    arguments: Mapping[str, Any],
+    *,
+    name: str,
+    runs: Path,
+    folder: Path | None = None,
+    resumable: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a compiled pipeline with these parameters; gives the run's folder and what it cost.
 
-    A new folder is made below `runs`, named after `name`, unless `folder` is given. Raises StepFailedError.
+    A new folder is made below `runs`, named after `name`, unless `folder` is given. `resumable` says whether the
+    command that is told of a failure can go on with the folder. Raises StepFailedError.
     """
     check_parameter_sizes({key: value for key, value in arguments.items() if isinstance(value, str)})
     _refuse_shadowing(Path.cwd())
@@ -121,7 +132,7 @@ def run_pipeline(
         say(f"run folder: {folder}")
         forget_failure(str(folder))
         try:
-            _run(component, {**arguments, "run_root": str(folder)}, folder)
+            _run(component, {**arguments, "run_root": str(folder)}, folder, resumable)
         except (StepFailedError, RunStoppedError) as error:
             _close_failed(folder, error)
             raise
@@ -171,7 +182,7 @@ def _own_peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _run(pipeline: YamlComponent, arguments: dict[str, Any], folder: Path) -> None:
+def _run(pipeline: YamlComponent, arguments: dict[str, Any], folder: Path, resumable: bool) -> None:
     with (folder / LOG).open("a", encoding="utf-8") as log:
         progress = Progress(_show, log)
         kfp.local.init(kfp.local.SubprocessRunner(use_venv=False), pipeline_root=str(folder / "steps"))
@@ -181,9 +192,11 @@ def _run(pipeline: YamlComponent, arguments: dict[str, Any], folder: Path) -> No
         except RuntimeError as error:
             if progress.failed_step is None:
                 raise
-            raise StepFailedError(progress.failed_step, progress.error_of_failed_step(), folder) from error
+            message = progress.error_of_failed_step()
+            raise StepFailedError(progress.failed_step, message, folder, resumable=resumable) from error
         except KeyboardInterrupt:
-            raise RunStoppedError(f"stopped; the same command with --resume {folder} goes on from there") from None
+            hint = f"; the same command with --resume {folder} goes on from there" if resumable else ""
+            raise RunStoppedError(f"stopped{hint}") from None
 
 
 def _show(line: str) -> None:

@@ -15,6 +15,8 @@ _RUNNER = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - [A-Z]+ - (?P<text>.*)")
 _EXECUTOR = re.compile(r"\s*\[KFP Executor [^]]*\]: (?P<text>.*)")
 _STARTED = re.compile(r"Executing task '(?P<step>[^']+)'")
 _ENDED = re.compile(r"Task '(?P<step>[^']+)' finished with status (?P<status>\w+)")
+_TOLD = re.compile(r"components\.errors\.\w+Error\b")
+"""An error that is for people: its message says all, and is told at the end."""
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Group)\b")
 
 
@@ -33,6 +35,7 @@ class Progress(io.TextIOBase):
         self._rest = ""
         self._shown = False
         self._output: list[str] = []
+        self._held: list[str] = []
         self._failed_output: list[str] = []
 
     def writable(self) -> bool:
@@ -79,6 +82,7 @@ class Progress(io.TextIOBase):
             # What still runs after a failure is the exit handler.
             if failed and self.failed_step is None:
                 self.failed_step, self._failed_output = self.step, self._output
+            self._end_traceback(failed)
             self._show(f"   {self._clock() - self._started:.1f} s{', failed' if failed else ''}")
             self.step = None
 
@@ -91,4 +95,14 @@ class Progress(io.TextIOBase):
             self._shown = True
         elif self._shown and line:
             self._output.append(line)
-            self._show(f"   {line}")
+            if self._held or line.startswith("Traceback ("):
+                self._held.append(line)
+            else:
+                self._show(f"   {line}")
+
+    def _end_traceback(self, failed: bool) -> None:
+        """Show what was held since a traceback began, unless it ends with an error for people, which is told alone."""
+        held, self._held = self._held, []
+        if not (failed and any(_TOLD.match(line) for line in held)):
+            for line in held:
+                self._show(f"   {line}")

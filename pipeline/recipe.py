@@ -169,11 +169,14 @@ def parse_recipe(document: Document, overrides: Mapping[str, Any]) -> Recipe:
         raise ConfigError([_placed(problem, document, overrides) for problem in error.problems]) from None
 
 
-def parse_assignments(assignments: list[str]) -> dict[str, str]:
-    """`["train.steps=3"]` -> `{"train.steps": "3"}`. Raises ConfigError for one without a key or an equals sign."""
+def parse_assignments(assignments: list[str], option: str = "--set", example: str = "train.steps=3") -> dict[str, str]:
+    """`["train.steps=3"]` -> `{"train.steps": "3"}`. `option` is what they were given by.
+
+    Raises ConfigError for one without a key or an equals sign.
+    """
     pairs = [assignment.partition("=") for assignment in assignments]
     problems = [
-        Problem("--set", assignment, "write it as KEY=VALUE, for example train.steps=3")
+        Problem(option, assignment, f"write it as KEY=VALUE, for example {example}")
         for assignment, (key, equals, _) in zip(assignments, pairs, strict=True)
         if not all(key.strip().split(".")) or not equals
     ]

@@ -8,6 +8,8 @@ from typing import Any
 
 from components import storage
 from components.errors import ConfigError, Problem
+from components.telemetry.metrics import read_metrics
+from components.telemetry.run_files import METRICS
 from components.training.resumable import FREE, refuse_changes
 from pipeline import manifest as manifests
 
@@ -39,4 +41,13 @@ def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
         raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
     if (folder / manifests.MANIFEST).is_file():
         refuse_changes(manifests.read(str(folder))["recipe"], recipe, (*FREE, *AFTER_TRAINING))
+    _refuse_fewer_steps(folder, recipe.get("train") or {})
     return folder.resolve()
+
+
+def _refuse_fewer_steps(folder: Path, train: Mapping[str, Any]) -> None:
+    """As the train step does, which comes after minutes."""
+    made = max((line["step"] for line in read_metrics(str(folder / METRICS))), default=0)
+    steps = train.get("steps", made)
+    if steps < made:
+        raise ConfigError(Problem("train.steps", steps, f"the run has already made {made} steps; give so many or more"))

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from components import storage
 from components.errors import ConfigError, Problem
@@ -23,6 +24,16 @@ class Command:
     name: str
     run: Callable[[argparse.Namespace], int]
     add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def local_folder(text: str, option: str) -> Path:
+    """The folder of this machine that an option names. Raises ConfigError for an empty name or a URI."""
+    if not text:
+        raise ConfigError(Problem(option, text, "is empty; name a folder, or leave the option out"))
+    if "://" in text:
+        message = "is no folder of this machine, where `headrace run` keeps its runs; on a cluster, `headrace submit`"
+        raise ConfigError(Problem(option, text, message))
+    return Path(text)
 
 
 def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -93,7 +93,9 @@ def _try(options: argparse.Namespace) -> int:
 def _settings(options: argparse.Namespace, tokenizer: Tokenizer) -> EnvironmentConfig:
     given: dict[str, Any] = {
         "use": options.environment,
-        "options": {key: _value(text) for key, text in parse_assignments(options.option).items()},
+        "options": {
+            key: _value(text) for key, text in parse_assignments(options.option, "--option", "train_tasks=100").items()
+        },
         "limits": {
             "max_turns": options.max_turns,
             "max_new_tokens": 100_000,

@@ -2,23 +2,24 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from components import storage
 from components.errors import ConfigError, Problem
 from components.export.promotion import LATEST
 from components.telemetry.run_files import REPORT
 from components.telemetry.summary import format_table
-from pipeline.commands.command import OK, Command, add_json, add_recipe
+from pipeline.commands.command import OK, Command, add_json, add_recipe, local_folder
 from pipeline.recipe import load_recipe, parse_assignments
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Score an adapter against its base on the recipe's unseen tasks, on this machine."""
     overrides = parse_assignments(options.set)
+    runs = local_folder(options.runs, "--runs")
+    tasks = {} if options.tasks == -1 else {"evaluate.tasks": options.tasks}
+    recipe = load_recipe(options.recipe, overrides | tasks | {"parent": options.adapter})
     if options.adapter != LATEST and not storage.exists(options.adapter):
         raise ConfigError(Problem("ADAPTER", options.adapter, f"does not exist; name a PEFT directory, or {LATEST}"))
-    recipe = load_recipe(options.recipe, overrides | {"parent": options.adapter})
     from components.telemetry.run_files import update_summary
     from pipeline.closing import close_run
     from pipeline.compiling import pipeline_yaml
@@ -31,7 +32,7 @@ def evaluate(options: argparse.Namespace) -> int:
         "overrides": json.dumps(overrides),
     }
     name = f"{recipe.name}-eval"
-    folder, cost = run_pipeline(pipeline_yaml("evaluation"), arguments, name=name, runs=Path(options.runs))
+    folder, cost = run_pipeline(pipeline_yaml("evaluation"), arguments, name=name, runs=runs)
     summary = update_summary(str(folder), {**cost, "report_html": str(folder / REPORT)})
     close_run(str(folder))
     keys = ("run_dir", "accuracy_before", "accuracy_after", "accuracy_after_interval", "accuracy_improvement")

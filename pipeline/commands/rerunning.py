@@ -13,7 +13,7 @@ from components.export.promotion import fingerprint_of
 from components.telemetry.progress import say
 from components.telemetry.summary import format_table
 from pipeline import manifest as manifests
-from pipeline.commands.command import OK, Command, add_json, existing_run
+from pipeline.commands.command import OK, Command, add_json, existing_run, local_folder
 from pipeline.recipe import load_recipe
 
 
@@ -31,7 +31,7 @@ def rerun(options: argparse.Namespace) -> int:
         )
     for problem in changed:
         say(f"warning: {problem}")
-    finished = run_locally(recipe, name=manifest["recipe"]["name"], runs=Path(options.runs))
+    finished = run_locally(recipe, name=manifest["recipe"]["name"], runs=local_folder(options.runs, "--runs"))
     print(json.dumps(finished.figures) if options.json else format_table(finished.summary))
     return OK
 

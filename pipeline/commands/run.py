@@ -2,27 +2,32 @@
 
 import argparse
 import json
-from pathlib import Path
 
+from components.errors import ConfigError
 from components.telemetry.summary import format_table
-from pipeline.commands.command import OK, Command, add_json, add_recipe
+from pipeline.commands.command import OK, Command, add_json, add_recipe, local_folder
+from pipeline.doctor import memory_refusals
 from pipeline.recipe import load_recipe, parse_assignments
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a recipe on this machine."""
     overrides = parse_assignments(options.set)
+    runs = local_folder(options.runs, "--runs")
+    resume = None if options.resume is None else local_folder(options.resume, "--resume")
     from pipeline.local import run_locally  # kfp takes seconds to import, and most commands do not need it
 
     # Read here too, so that a fault is told before a folder is made.
     recipe = load_recipe(options.recipe, overrides)
+    if problems := memory_refusals(recipe):
+        raise ConfigError(problems)
     finished = run_locally(
         options.recipe,
         name=recipe.name,
-        runs=Path(options.runs),
+        runs=runs,
         overrides=overrides,
         seed=options.seed,
-        resume=Path(options.resume) if options.resume else None,
+        resume=resume,
     )
     print(json.dumps(finished.figures) if options.json else format_table(finished.summary))
     return OK

@@ -2,12 +2,11 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from components.errors import ConfigError, Problem
 from components.telemetry.run_files import read_run
-from pipeline.commands.command import OK, Command, add_json, add_recipe
+from pipeline.commands.command import OK, Command, add_json, add_recipe, local_folder
 from pipeline.recipe import load_recipe, parse_assignments, parse_overrides
 
 PAGE = "comparison.html"
@@ -19,6 +18,8 @@ def sweep(options: argparse.Namespace) -> int:
     trials = [_trial(text) for text in options.trial]
     if len(trials) < 2:
         raise ConfigError(Problem("--trial", options.trial, "give two or more, such as --trial seed=1 --trial seed=2"))
+    if twice := next((trial for number, trial in enumerate(trials) if trial in trials[:number]), None):
+        raise ConfigError(Problem("--trial", twice, "stands twice; two runs of it would be one and the same"))
     # Read here too, so that a fault of the last trial is told before the first one trains.
     recipes = [load_recipe(options.recipe, overrides | trial) for trial in trials]
     pipelines = {recipe.sweep_pipeline for recipe in recipes}
@@ -30,7 +31,8 @@ def sweep(options: argparse.Namespace) -> int:
 
     arguments = {"recipe": options.recipe, "overrides": json.dumps(overrides), "trials": trials}
     name = f"{recipes[0].name}-sweep"
-    folder, cost = run_pipeline(pipeline_yaml(pipelines.pop()), arguments, name=name, runs=Path(options.runs))
+    pipeline, runs = pipeline_yaml(pipelines.pop()), local_folder(options.runs, "--runs")
+    folder, cost = run_pipeline(pipeline, arguments, name=name, runs=runs)
     found = read_run(str(folder)).summary
     accuracies = [found[f"trial_{number}_accuracy_after"] for number in range(len(trials))]
     figures = {
@@ -53,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _trial(text: str) -> dict[str, Any]:
-    return parse_overrides(text) if text.lstrip().startswith("{") else dict(parse_assignments(text.split(",")))
+    return (
+        parse_overrides(text) if text.lstrip().startswith("{") else dict(parse_assignments(text.split(","), "--trial"))
+    )
 
 
 def _text(figures: dict[str, Any], outcome: str) -> str:

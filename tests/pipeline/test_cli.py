@@ -63,6 +63,48 @@ def test_a_run_that_fails_ends_with_1_and_says_what_the_step_said(
     assert printed.err.splitlines()[0] == "headrace: ProofError: they differ"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--runs", ""], "--runs: is empty"),
+        (["--runs", "gs://bucket/runs"], "--runs: is no folder of this machine"),
+        (["--resume", ""], "--resume: is empty"),
+        (["--resume", "gs://bucket/run"], "--resume: is no folder of this machine"),
+        (["--seed", "-5"], "seed: Input should be greater than or equal to 0 (got -5)"),
+        (["--set", "train.engine.slots=100000000"], "train.engine.slots: cannot fit"),
+    ],
+)
+def test_a_run_that_cannot_work_makes_no_folder(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "smoke", *arguments]) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["eval", "smoke", "nowhere", "--tasks", "0"], "evaluate.tasks: Input should be greater than or equal to 1"),
+        (["sweep", "smoke", "--trial", "a"], "--trial: write it as KEY=VALUE"),
+        (["sweep", "smoke", "--trial", "seed=1", "--trial", "seed=1"], "--trial: stands twice"),
+        (
+            ["env", "try", "arithmetic", "--option", "low"],
+            "--option: write it as KEY=VALUE, for example train_",
+        ),
+        (["env", "try", "arithmetic", "--tokenizer", "nowhere"], "no tokenizer at nowhere"),
+    ],
+)
+def test_what_is_not_there_or_ill_written_is_bad_input_and_nothing_is_made(
+    arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["fly"])
@@ -121,6 +163,9 @@ def test_a_resume_with_other_settings_names_them_and_changes_nothing(
     said = capsys.readouterr().err
     assert "train.packing.rows: the run was started with 64" in said
     assert "Traceback" not in said
+    (folder / "metrics.jsonl").write_text('{"step": 7}\n')
+    assert main(["run", "smoke", "--resume", str(folder), "--set", "train.steps=6"]) == 2
+    assert "train.steps: the run has already made 7 steps; give so many or more (got 6)" in capsys.readouterr().err
     assert (folder / "manifest.json").read_text() == record
 
 

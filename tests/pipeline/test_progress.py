@@ -93,9 +93,17 @@ def test_the_log_keeps_everything_but_the_colours() -> None:
 def test_of_a_failed_step_the_last_error_is_told_whole() -> None:
     lines, progress, _ = shown(RUN + FAILURE, chunk=10_000)
     assert progress.failed_step == "train"
-    assert lines[-1] == "   2.0 s, failed"
+    # An error for people needs no traceback on the screen; the log has it.
+    assert lines[-2:] == ["   step 1/2", "   2.0 s, failed"]
     expected = "ConfigError: train.steps: must be less (got 3)\ntrain.seed: must be more (got 1)"
     assert progress.error_of_failed_step() == expected
+
+
+def test_a_bug_is_shown_with_its_traceback_and_so_is_one_that_a_step_survives() -> None:
+    bug = FAILURE.replace("components.errors.ConfigError", "KeyError")
+    assert "   KeyError: train.steps: must be less (got 3)" in shown(bug, chunk=10_000)[0]
+    survived = FAILURE.replace("FAILURE", "SUCCESS")
+    assert "   ValueError: first" in shown(survived, chunk=10_000)[0]
 
 
 def test_without_a_traceback_that_is_said_and_the_last_lines_are_told() -> None:
