@@ -45,7 +45,7 @@ class TinyConfig:
 
     alphabet: str
     d_model: Annotated[int, Field(ge=8)] = 64
-    n_layers: Annotated[int, Field(ge=1)] = 3
+    n_layers: Annotated[int, Field(ge=1, le=512)] = 3
     n_heads: Annotated[int, Field(ge=1)] = 4
     d_ff: Annotated[int, Field(ge=8)] = 256
     max_positions: Annotated[int, Field(ge=8)] = 64
