@@ -56,4 +56,6 @@ class _Noting:
         if isinstance(error, Exception):
             # A storage that is away may be the failure; it must not hide it.
             with contextlib.suppress(OSError):
-                note_failure(self._folder, self._step, f"{type(error).__name__}: {error}")
+                # What is refused before anything runs leaves no folder behind.
+                if storage.exists(self._folder):
+                    note_failure(self._folder, self._step, f"{type(error).__name__}: {error}")
