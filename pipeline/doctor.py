@@ -54,7 +54,8 @@ def examine(recipe: Recipe) -> list[Problem]:
     architecture, found = _architecture(recipe)
     problems = [*_environment_problems(recipe, unreadable=bool(found)), *_length_problems(recipe)]
     problems += [*_schedule_problems(recipe), *_device_problems(recipe), *found]
-    problems += tune_problems(recipe, architecture)
+    # A row is rendered by environment, renderer and tokenizer: a fault of theirs is told once, not for every row.
+    problems += tune_problems(recipe, architecture, None if problems else _tokenizer(recipe))
     if architecture is not None:
         problems += _model_problems(recipe, architecture)
     try:

@@ -11,6 +11,7 @@ from components.errors import ConfigError, Problem
 from components.telemetry.metrics import read_metrics
 from components.telemetry.run_files import METRICS
 from components.training.resumable import FREE, refuse_changes
+from components.training.tuning.settings import free_to_change
 from pipeline import manifest as manifests
 
 AFTER_TRAINING = ("evaluate", "gate", "export", "promote", "platform")
@@ -40,7 +41,9 @@ def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
     if not (folder / storage.OWN_MARKER).is_file():
         raise ConfigError(Problem("--resume", str(folder), "is no run's folder; name one that `headrace run` made"))
     if (folder / manifests.MANIFEST).is_file():
-        refuse_changes(manifests.read(str(folder))["recipe"], recipe, (*FREE, *AFTER_TRAINING))
+        before = manifests.read(str(folder))["recipe"]
+        tuning = [each["tune"] for each in (before, recipe) if each.get("tune") is not None]
+        refuse_changes(before, recipe, (*FREE, *free_to_change(*tuning), *AFTER_TRAINING))
     _refuse_fewer_steps(folder, recipe.get("train") or {})
     return folder.resolve()
 

@@ -285,6 +285,17 @@ def test_a_run_is_gone_on_with_by_the_very_recipe_that_started_it(tmp_path: Path
     assert "was started with 2" in str(caught.value.problems[1])
 
 
+def test_what_the_tune_step_allows_to_change_the_command_allows_too(tmp_path: Path) -> None:
+    folder = make_run_folder(tmp_path, "mine")
+    tune = {"method": "sft", "epochs": 1, "checkpoint_every": 50, "optimizer": {"schedule": "constant"}}
+    (folder / "manifest.json").write_text(json.dumps({"recipe": {"tune": tune}}))
+    assert old_run_folder(folder, {"tune": tune | {"epochs": 2, "checkpoint_every": 5}}) == folder
+    with pytest.raises(ConfigError, match=r"tune\.method: the run was started with 'sft'"):
+        old_run_folder(folder, {"tune": tune | {"method": "dpo"}})
+    with pytest.raises(ConfigError, match=r"tune\.epochs"):
+        old_run_folder(folder, {"tune": tune | {"epochs": 2, "optimizer": {"schedule": "cosine"}}})
+
+
 def test_bad_input_ends_with_2_and_makes_no_folder(tmp_path: Path) -> None:
     finished = headrace("run", "smoke", "--set", "train.steps=1o0", folder=tmp_path)
     assert finished.returncode == 2

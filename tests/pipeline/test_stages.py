@@ -1,11 +1,14 @@
 """A recipe tunes, trains, or does both, and runs in the pipeline that has these steps and no others."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
 from components.errors import ConfigError
 from pipeline.compiling import PIPELINES
+from pipeline.doctor import examine
 from pipeline.recipe import PIPELINE_OF, SWEEP_OF, load_recipe, section_texts
 from pipeline.resolution import _check_stages
 from pipeline.tune_problems import tune_problems
@@ -46,6 +49,29 @@ def test_tuning_and_training_run_on_several_hosts_where_both_use_all_of_their_de
     (problem,) = tune_problems(load_recipe("sft_then_grpo", {"platform": platform, "train.mesh": mesh}), None)
     assert problem.where == "tune.mesh"
     assert "uses 1 devices, and v5e 4x4 has 16 devices on 4 host(s)" in problem.message
+
+
+def test_rows_that_the_run_would_refuse_are_told_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    lines = [
+        {"prompt": "100+101", "chosen": "201", "rejected": "202"},
+        {"prompt": "100+101", "chosen": {"text": "201"}, "rejected": "202"},
+        {"prompt": "100+101", "chosen": True, "rejected": "202"},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    changes = {"tune.method": "dpo", "tune.rows": {"files": [str(file)]}}
+    found = [problem.where for problem in examine(load_recipe("sft_then_grpo", changes))]
+    assert found == [f"{file}:2: chosen[0].role", f"{file}:3: chosen"]
+    lines[1:] = [
+        {"prompt": "100+101", "chosen": "two hundred", "rejected": "202"},
+        {"prompt": "100+101", "chosen": "2" * 40, "rejected": "202"},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines * 20))
+    changes["tune.rows_per_step"] = 4
+    found = examine(load_recipe("sft_then_grpo", changes))
+    assert [each.value for each in found if each.where == f"{file}:2"] == [" dehnortuw"]
+    assert [each.value for each in found if each.where == f"{file}:3"] == ["49 tokens"]
+    assert len(found) == 40
 
 
 def test_rows_that_are_not_there_are_told_before_a_run() -> None:

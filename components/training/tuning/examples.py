@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.environments.tools import Tool
-from components.errors import DataError, Problem
+from components.errors import DataError, HeadraceError, Problem
 from components.rollout.player import Player
 from components.rollout.renderer import Renderer
 from components.rollout.transcript import transcript
@@ -72,26 +72,30 @@ async def lay_out_all(player: Player, talks: Sequence[Talk], first_task: Task) -
     """Every conversation as the run's own renderer writes it, in order.
 
     Texts are opened by the environment, each as a task of its own; tools that a row does not list are the environment's
-    once it has opened `first_task`. Raises DataError for what cannot be said in the renderer's form.
+    once it has opened `first_task`. Raises DataError with all that the environment cannot open, and all that cannot be
+    said in the renderer's form.
     """
     tools = (await _opened(player, first_task))[1]
     room = asyncio.Semaphore(OPENED_AT_ONCE)
+    problems: list[Problem] = []
 
     async def one(talk: Talk) -> Example:
         async with room:
-            opening, own = talk.opening.messages, tools
-            if talk.opening.task:
-                opening, own = await _opened(player, Task(talk.where or talk.opening.task, talk.opening.task))
-            shown = own if talk.opening.tools is None else talk.opening.tools
+            laid: tuple[Laid, ...] = ()
             try:
+                opening, own = talk.opening.messages, tools
+                if talk.opening.task:
+                    opening, own = await _opened(player, Task(talk.where or talk.opening.task, talk.opening.task))
+                shown = own if talk.opening.tools is None else talk.opening.tools
                 laid = tuple(lay_out(player.renderer, opening, answer, shown) for answer in talk.answers)
             except DataError as error:
-                raise DataError(
-                    [Problem(f"{talk.where}: {e.where}", e.value, e.message) for e in error.problems]
-                ) from None
+                problems.extend(Problem(f"{talk.where}: {e.where}", e.value, e.message) for e in error.problems)
             return Example(laid, talk.where)
 
-    return await asyncio.gather(*map(one, talks))
+    examples = await asyncio.gather(*map(one, talks))
+    if problems:
+        raise DataError(problems)
+    return examples
 
 
 def lay_out(renderer: Renderer, opening: Sequence[Message], said: Sequence[Message], tools: Sequence[Tool]) -> Laid:
@@ -134,5 +138,10 @@ async def _opened(player: Player, task: Task) -> tuple[tuple[Message, ...], tupl
     environment = player.make_environment()
     try:
         return (await environment.reset(task)).messages, tuple(environment.tools)
+    except HeadraceError:
+        raise
+    except Exception as error:  # The boundary to code of others.
+        message = f"{player.name} cannot open it as a task: {type(error).__name__}: {error}"
+        raise DataError(Problem("prompt", task.prompt, message)) from error
     finally:
         await environment.close()

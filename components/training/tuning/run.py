@@ -42,7 +42,7 @@ from components.training.tuning.loop import Progress, TuningLoop
 from components.training.tuning.methods import describe, make_loss
 from components.training.tuning.order import RowOrder, split_held_out
 from components.training.tuning.rows import read_rows
-from components.training.tuning.settings import TuneConfig
+from components.training.tuning.settings import TuneConfig, free_to_change
 from components.training.tuning.teaching import check_teacher, load_teacher, teacher_fingerprint
 from components.training.tuning.tuner import Tuner, make_tuner
 
@@ -50,11 +50,6 @@ LOCK = "tune.lock"
 LOCK_SECONDS = 5.0
 FOLDER = "tuning"
 """Below the run's folder: its checkpoints."""
-
-FREE = ("tune.checkpoint_every", "tune.checkpoints_kept", "tune.grace_seconds", "tune.measure_every", "tune.mesh")
-"""Settings that a resumed run may change."""
-FREE_AT_A_CONSTANT_RATE = ("tune.steps", "tune.epochs", "tune.rows_per_step")
-"""And these, where the learning rate does not depend on how many steps there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +178,8 @@ def _loop(
 
 def _check_opening(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
     """Raises ConfigError for settings that have changed, CheckpointError for inputs."""
-    rates = [each["settings"]["tune"]["optimizer"]["schedule"] for each in (before, now)]
-    constant = all(rate == "constant" for rate in rates)
-    refuse_changes(before["settings"], now["settings"], (*FREE, *(FREE_AT_A_CONSTANT_RATE if constant else ())))
+    sections = [each["settings"]["tune"] for each in (before, now)]
+    refuse_changes(before["settings"], now["settings"], free_to_change(*sections))
     for name, was in before["inputs"].items():
         if now["inputs"].get(name) != was:
             raise CheckpointError(

@@ -1,7 +1,8 @@
 """What the `tune` section of a recipe may say: a method, its rows, and how they become optimizer steps."""
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +15,11 @@ from components.model.quantise import Kind
 from components.model.remat import Remat
 from components.training.optimizer import OptimizerConfig, optimizer_steps
 from components.training.packing import PackingConfig
+
+FREE = ("tune.checkpoint_every", "tune.checkpoints_kept", "tune.grace_seconds", "tune.measure_every", "tune.mesh")
+"""Settings that a resumed run may change."""
+FREE_AT_A_CONSTANT_RATE = ("tune.steps", "tune.epochs", "tune.rows_per_step")
+"""And these, where the learning rate does not depend on how many steps there are."""
 
 
 class Method(StrEnum):
@@ -170,3 +176,9 @@ class TuneConfig:
             message = "is too small for two answers that fill a row each; both must be in one micro-batch"
             problems.append(Problem("tune.packing", {"rows": packing.rows, "capacities": packing.capacities}, message))
         return problems
+
+
+def free_to_change(*sections: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that a resumed run may change, from what the section was and is, as `dump` gives it."""
+    constant = all(section["optimizer"]["schedule"] == "constant" for section in sections)
+    return (*FREE, *(FREE_AT_A_CONSTANT_RATE if constant else ()))

@@ -1,10 +1,13 @@
 """What is learnt is what a rollout would have been; lengths are of rendered ids (OD07); orders are of rows (CK07)."""
 
 import asyncio
+import dataclasses
 
 import numpy as np
 import pytest
 
+from components.environments.arithmetic import Arithmetic
+from components.environments.environment import Observation
 from components.errors import DataError
 from components.rollout.episode import EpisodeLimits, run_episode
 from components.rollout.player import EnvironmentConfig, make_player
@@ -72,11 +75,28 @@ def test_a_row_of_exactly_the_limit_stays_and_one_more_token_is_too_many() -> No
         fitting(of_length(513, 600), 512, drop=True)
 
 
-def test_what_cannot_be_said_is_told_by_its_row() -> None:
-    player = make_player(world("plain"), BYTES)
-    talk = Talk(Opening((Message(Role.USER, "x"),)), ((Message(Role.ASSISTANT, "1\n2"),),), "rows:7")
-    with pytest.raises(DataError, match="rows:7"):
-        asyncio.run(lay_out_all(player, [talk], TASK))
+class Picky(Arithmetic):
+    """Opens sums only."""
+
+    async def reset(self, task: Task) -> Observation:
+        int(task.prompt.partition("+")[0])
+        return await super().reset(task)
+
+
+def test_all_that_cannot_be_opened_or_said_is_told_by_its_row() -> None:
+    player = dataclasses.replace(make_player(world("plain"), BYTES), make_environment=lambda: Picky(operators=["+"]))
+    two_lines, fine = (Message(Role.ASSISTANT, "1\n2"),), (Message(Role.ASSISTANT, "3"),)
+    talks = [
+        Talk(Opening((Message(Role.USER, "x"),)), (two_lines,), "rows:7"),
+        Talk(Opening(task="1+2"), (fine,), "rows:8"),
+        Talk(Opening(task="what?"), (fine,), "rows:9"),
+    ]
+    with pytest.raises(DataError) as refused:
+        asyncio.run(lay_out_all(player, talks, TASK))
+    told = {problem.where.partition(": ")[0]: problem for problem in refused.value.problems}
+    assert sorted(told) == ["rows:7", "rows:9"]
+    assert told["rows:9"].where == "rows:9: prompt"
+    assert told["rows:9"].message.startswith("arithmetic cannot open it as a task: ValueError: invalid literal")
 
 
 def test_other_data_has_another_fingerprint() -> None:
