@@ -24,7 +24,7 @@ def note_failure(folder: str, step: str, message: str) -> None:
 def forget_failure(folder: str) -> None:
     """The run goes on: what it failed of before is no longer so."""
     if storage.exists(storage.join(folder, SUMMARY)) and failure_of(read_run(folder, trajectories=False).summary):
-        update_summary(folder, {FAILURE: None})
+        update_summary(folder, {}, drop=(FAILURE,))
 
 
 def notes_failure(step: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -14,7 +14,7 @@ Every file and every key may be absent: the report leaves out what it is not tol
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +31,7 @@ TRAJECTORIES = "trajectories.jsonl"
 REPORT = "report.html"
 
 FAILURE = "failure"
-"""The key of the summary that says what a run has failed of; None once it goes on."""
+"""The key of the summary that says what a run has failed of; it is taken out once the run goes on."""
 
 FATES = {
     "trained": "went into an update",
@@ -143,7 +143,7 @@ SUMMARY_KEYS = {
     "engine_seconds": "the same for the engine",
     "trainer_idle_share": "share of its time that the trainer waited",
     "engine_idle_share": "share of its time that the engine waited",
-    FAILURE: "{step, message} of what the run failed of; null or absent where it did not, or where it goes on",
+    FAILURE: "{step, message} of what the run failed of; absent where it did not, or where it goes on",
     "promotion": "what came of the gate, in words: promoted: ADAPTER, or not promoted: REASONS",
     "report_html": "path of the report",
 }
@@ -219,9 +219,10 @@ def read_run(folder: str, *, trajectories: bool = True) -> RunRecord:
     )
 
 
-def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def update_summary(folder: str, values: Mapping[str, Any], *, drop: Collection[str] = ()) -> dict[str, Any]:
     """Merge `values` into summary.json: every step of a run adds what it knows. Gives the whole summary.
 
+    The keys of `drop` are taken out.
     Of several that do so at once each finds the others' values in it.
     """
     uri = storage.join(folder, SUMMARY)
@@ -230,7 +231,7 @@ def update_summary(folder: str, values: Mapping[str, Any]) -> dict[str, Any]:
             found, generation = storage.read_versioned(uri)
         except FileNotFoundError:
             found, generation = b"{}", 0
-        summary = {**_parsed(found.decode(), uri), **values}
+        summary = {key: value for key, value in _parsed(found.decode(), uri).items() if key not in drop} | dict(values)
         with suppress(storage.ConflictError):
             text = json.dumps(summary, indent=2, default=str) + "\n"
             storage.write_text(uri, text, if_generation_match=generation)
