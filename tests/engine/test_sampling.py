@@ -109,7 +109,7 @@ def test_top_k_one_is_greedy_also_among_equals():
     "wrong", [{"top_k": 2.5}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}, {"temperature": -1.0}]
 )
 def test_settings_that_make_no_sense_are_refused_when_they_are_read(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
         SamplingConfig(**wrong)
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         config.load(SamplingConfig, wrong)
