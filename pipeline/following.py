@@ -18,14 +18,14 @@ from components.errors import ConfigError, Problem
 from components.telemetry import formatting
 from components.telemetry.alerts import AlertConfig, heartbeat
 from components.telemetry.clock import STARTING, idle_share
-from components.telemetry.run_files import METRICS, RunRecord, failure_of, read_run
+from components.telemetry.run_files import METRICS, TUNING, RunRecord, failure_of, read_run
 from pipeline import manifest as manifests
 
 SILENT_SECONDS = 600.0
 """After so long without a line a run on gs:// is said to be silent."""
 
-_LOCKS = ("run.lock", "train.lock")
-_SIGNS_OF_LIFE = ("journal.jsonl", METRICS, "log.txt")
+_LOCKS = ("run.lock", "tune.lock", "train.lock")
+_SIGNS_OF_LIFE = ("journal.jsonl", METRICS, TUNING, "log.txt")
 _LAST = 10  # steps that a share or a mean is taken over
 
 
@@ -62,6 +62,11 @@ class Look:
     def step(self) -> int:
         """The last optimizer step that is written down; 0 before the first."""
         return int(self.record.metrics[-1]["step"]) if self.record.metrics else 0
+
+    @property
+    def tuned(self) -> int | None:
+        """The last step of tuning on examples, 0 before the first; None where there is none."""
+        return int(self.record.tuning[-1]["step"]) if self.record.tuning else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -108,14 +113,19 @@ class Lines:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._state: State | None = None
+        self._tuned = -1
         self._step = 0
 
     def show(self, seen: Look) -> None:
         """Say what has changed since the last look."""
+        for line in seen.record.tuning:
+            if line["step"] > self._tuned:
+                self._say(tuning_text(line))
         for line in seen.record.metrics:
             if line["step"] > self._step:
                 self._say(step_text(line, seen.planned))
         # A resumed run may have taken steps back.
+        self._tuned = -1 if seen.tuned is None else seen.tuned
         self._step = seen.step
         if seen.state is not self._state:
             self._state = seen.state
@@ -127,6 +137,8 @@ def state_text(seen: Look) -> str:
     text = f"{seen.record.summary.get('recipe', 'run')}: {seen.state}"
     if seen.step:
         text += f", step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")
+    elif seen.tuned is not None:
+        text += f", step {seen.tuned} of tuning"
     if seen.age is not None and seen.state not in (State.FINISHED, State.FAILED):
         text += f", last heard of {formatting.seconds(seen.age)} ago"
     if seen.alert:
@@ -160,6 +172,17 @@ def step_text(line: Mapping[str, Any], planned: int | None = None) -> str:
     return _plain(text)
 
 
+def tuning_text(line: Mapping[str, Any]) -> str:
+    """One step of tuning in one line; step 0 is what was measured before the first."""
+    text = f"tuning step {line['step']}"
+    if line.get("loss") is not None:
+        text += f"  loss {formatting.number(line['loss'])}"
+    if held_out := line.get("held_out"):
+        numbers = (f"{name.replace('_', ' ')} {formatting.number(value)}" for name, value in held_out.items())
+        text += f"  held out: {', '.join(numbers)}"
+    return _plain(text)
+
+
 def shares(metrics: Sequence[Mapping[str, Any]], role: str) -> list[tuple[str, float]]:
     """(state, share) of the last steps' time of a role, the largest first; the start does not count."""
     totals: dict[str, float] = {}
@@ -178,8 +201,9 @@ def _plain(text: str) -> str:
 def _state(folder: str, record: RunRecord, age: float | None) -> State:
     held = [storage.is_held(storage.join(folder, name)) for name in _LOCKS]
     is_over = "wall_seconds" in record.summary or "promotion" in record.summary or "outcome" in record.summary
+    working = State.RUNNING if record.metrics or record.tuning else State.STARTING
     if True in held:
-        return State.RUNNING if record.metrics else State.STARTING
+        return working
     # Without a lock to look at, a run that has failed may be in another try.
     if None not in held and failure_of(record.summary):
         return State.FAILED
@@ -190,7 +214,7 @@ def _state(folder: str, record: RunRecord, age: float | None) -> State:
         return State.DEAD
     if age is not None and age > SILENT_SECONDS:
         return State.SILENT
-    return State.RUNNING if record.metrics else State.STARTING
+    return working
 
 
 def _train_section(folder: str) -> Mapping[str, Any]:
@@ -216,10 +240,7 @@ def _last_written(folder: str) -> float | None:
     if not storage.is_remote(folder):
         files = [Path(folder, name) for name in _SIGNS_OF_LIFE]
         return max((file.stat().st_mtime for file in files if file.is_file()), default=None)
-    uri = storage.join(folder, METRICS)
-    if not storage.exists(uri):
-        return None
-    _, generation = storage.read_versioned(uri)
-    moment = generation / 1e6
+    uris = [storage.join(folder, name) for name in (METRICS, TUNING)]
+    moments = [storage.read_versioned(uri)[1] / 1e6 for uri in uris if storage.exists(uri)]
     # A generation of Google's is the time in microseconds; one that is no such time says nothing.
-    return moment if moment > 1e9 else None
+    return max((moment for moment in moments if moment > 1e9), default=None)

@@ -60,6 +60,9 @@ def picture(seen: Look) -> RenderableType:
     """All of it. Names are shown as they are, and never read as rich's markup."""
     record = seen.record
     parts: list[RenderableType] = [_head(seen)]
+    losses = [float(line["loss"]) for line in record.tuning if line.get("loss") is not None]
+    if losses:
+        parts.append(Text.assemble(("tuning     ", "dim"), sparkline(losses), f"  loss {_number(losses[-1])}"))
     rewards = [value for _, value in record.series("reward_mean")]
     if rewards:
         parts.append(Text.assemble(("reward     ", "dim"), sparkline(rewards), f"  {_number(rewards[-1])}"))
@@ -87,7 +90,10 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 def _head(seen: Look) -> RenderableType:
     facts = [Text(str(seen.state), style=_STYLES[seen.state])]
-    facts.append(Text(f"step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")))
+    if seen.step or seen.tuned is None:
+        facts.append(Text(f"step {seen.step}" + (f" of {seen.planned}" if seen.planned else "")))
+    else:
+        facts.append(Text(f"step {seen.tuned} of tuning"))
     if seen.seconds_left:
         facts.append(Text(f"about {formatting.seconds(seen.seconds_left)} left"))
     if seen.age is not None and seen.state is not State.FINISHED:

@@ -52,6 +52,26 @@ def test_before_its_first_step_a_run_is_starting(tmp_path: Path) -> None:
     assert (seen.state, seen.step, seen.planned, seen.age) == (State.STARTING, 0, None, None)
 
 
+def test_a_run_that_tunes_is_running_and_each_step_of_it_is_told_once(tmp_path: Path) -> None:
+    log = MetricsLog(str(tmp_path / "tuning.jsonl"))
+    log.write(0, {"held_out": {"loss": 2.5, "token_accuracy": 0.25}})
+    said: list[str] = []
+    lines = Lines(said.append)
+    with storage.sole_process(tmp_path / "tune.lock", patience=0.0, on_wait=print):
+        lines.show(look(str(tmp_path)))
+        log.write(1, {"loss": 2.25})
+        seen = look(str(tmp_path))
+        lines.show(seen)
+    assert said[0] == "tuning step 0  held out: loss 2.5, token accuracy 0.25"
+    assert said[1].startswith("run: running, step 0 of tuning, last heard of ")
+    assert said[2:] == ["tuning step 1  loss 2.25"]
+    console = Console(file=io.StringIO(), width=100)
+    console.print(picture(seen))
+    shown = console.file.getvalue()
+    assert "step 1 of tuning" in shown
+    assert "loss 2.25" in shown
+
+
 def test_a_run_that_has_ended_is_finished(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, 4, summary={"wall_seconds": 20.0})
     assert look(str(folder)).state is State.FINISHED
