@@ -53,7 +53,8 @@ SIDES = {
     "cispo": Side({"preset": "cispo"}, {}),
     "rloo": Side({"preset": "rloo"}, {}),
     "reinforce_pp": Side({"preset": "reinforce_pp"}, {}),
-    "ppo": Side({"preset": "ppo"}, {}),
+    # Four updates a step: without a bound one seed of three came back to 78 % at this learning rate.
+    "ppo": Side({"preset": "ppo", "max_kl": 0.02}, {}),
     "grpo_4_versions_ahead": Side({"preset": "grpo"}, STALE),
     "decoupled_4_versions_ahead": Side({"preset": "decoupled"}, STALE),
 }
