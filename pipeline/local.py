@@ -85,19 +85,19 @@ def run_locally(
     name: str,
     runs: Path,
     overrides: Mapping[str, Any] | None = None,
-    seed: int = -1,
+    seed: int | None = None,
     resume: Path | None = None,
     pipeline: str | None = None,
 ) -> LocalRun:
     """Run every step of the post-training pipeline and gather the figures; progress goes to standard error.
 
-    `recipe` is what `load_recipe` takes; `resume` is the folder of a run that was stopped, and training goes on from
-    its newest checkpoint; `pipeline` is a compiled pipeline (default: the shipped one with the recipe's
-    steps). The current folder is on the import path of every step. Raises StepFailedError with the failed step's own
+    `recipe` is what `load_recipe` takes; `seed` is in place of the recipe's own; `resume` is the folder of a run that
+    was stopped, and training goes on from its newest checkpoint; `pipeline` is a compiled pipeline (default: the
+    shipped one with the recipe's steps). The current folder is on the import path of every step. Raises StepFailedError with the failed step's own
     message.
     """
-    arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": seed}
-    given = dict(overrides or {}) | ({"seed": seed} if seed != -1 else {})
+    arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": -1 if seed is None else seed}
+    given = dict(overrides or {}) | ({} if seed is None else {"seed": seed})
     loaded = load_recipe(recipe, given)
     old = old_run_folder(resume, dump(loaded)) if resume else None
     folder, summary = run_pipeline(

@@ -16,7 +16,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Score an adapter against its base on the recipe's unseen tasks, on this machine."""
     overrides = parse_assignments(options.set)
     runs = local_folder(options.runs, "--runs")
-    tasks = {} if options.tasks == -1 else {"evaluate.tasks": options.tasks}
+    tasks = {} if options.tasks is None else {"evaluate.tasks": options.tasks}
     recipe = load_recipe(options.recipe, overrides | tasks | {"parent": options.adapter})
     if options.adapter != LATEST and not storage.exists(options.adapter):
         raise ConfigError(Problem("ADAPTER", options.adapter, f"does not exist; name a PEFT directory, or {LATEST}"))
@@ -28,7 +28,7 @@ def evaluate(options: argparse.Namespace) -> int:
     arguments = {
         "recipe": options.recipe,
         "adapter": options.adapter,
-        "tasks": options.tasks,
+        "tasks": -1 if options.tasks is None else options.tasks,
         "overrides": json.dumps(overrides),
     }
     name = f"{recipe.name}-eval"
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A recipe, and the adapter."""
     add_recipe(parser)
     parser.add_argument("adapter", help="a PEFT directory, local or gs://, or latest-promoted")
-    parser.add_argument("--tasks", type=int, default=-1, help="how many test tasks (default: the recipe's)")
+    parser.add_argument("--tasks", type=int, help="how many test tasks (default: the recipe's)")
     parser.add_argument("--runs", default="runs", help="where the folder is made (default: runs)")
     add_json(parser)
 

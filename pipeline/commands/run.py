@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A recipe, and where and how it runs."""
     add_recipe(parser)
     add_json(parser)
-    parser.add_argument("--seed", type=int, default=-1, help="in place of the recipe's own")
+    parser.add_argument("--seed", type=int, help="in place of the recipe's own")
     parser.add_argument("--runs", default="runs", help="where the run's folder is made (default: runs)")
     parser.add_argument("--resume", metavar="FOLDER", help="go on with a run that was stopped, with the same settings")
 

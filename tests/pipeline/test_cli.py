@@ -71,6 +71,7 @@ def test_a_run_that_fails_ends_with_1_and_says_what_the_step_said(
         (["--resume", ""], "--resume: is empty"),
         (["--resume", "gs://bucket/run"], "--resume: is no folder of this machine"),
         (["--seed", "-5"], "seed: Input should be greater than or equal to 0 (got -5)"),
+        (["--seed", "-1"], "seed: Input should be greater than or equal to 0 (got -1)"),
         (["--set", "train.engine.slots=100000000"], "train.engine.slots: cannot fit"),
     ],
 )
@@ -87,6 +88,7 @@ def test_a_run_that_cannot_work_makes_no_folder(
     ("arguments", "told"),
     [
         (["eval", "smoke", "nowhere", "--tasks", "0"], "evaluate.tasks: Input should be greater than or equal to 1"),
+        (["eval", "smoke", "nowhere", "--tasks", "-1"], "evaluate.tasks: Input should be greater than or equal to 1"),
         (["sweep", "smoke", "--trial", "a"], "--trial: write it as KEY=VALUE"),
         (["sweep", "smoke", "--trial", "seed=1", "--trial", "seed=1"], "--trial: stands twice"),
         (
