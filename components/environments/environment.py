@@ -19,7 +19,7 @@ from components.environments.mcp_servers import McpServer, with_server_tools
 from components.environments.rewards import Grade, Reward
 from components.environments.sandbox.limits import DEFAULT_ISOLATION, Isolation
 from components.environments.sizes import encodable
-from components.environments.tools import Tool, ToolResult, call_function
+from components.environments.tools import Tool, ToolResult, call_function, fault_of_tools
 from components.errors import ConfigError, DataError, HeadraceError, Problem, RolloutError
 from components.telemetry.spans import count
 from components.types import CallOutcome, CallRecord, MalformedCall, Message, Role, Task, ToolCall
@@ -308,16 +308,18 @@ def environment_factory(
 
     try:
         made = make()
+        tools = made.tools if isinstance(made, ToolEnvironment) else ()
     except ConfigError:
         raise
     except Exception as error:  # The boundary to a constructor of others.
         message = f"making it raised {type(error).__name__}: {error}"
         raise ConfigError(Problem(where, f"{name} with options {options}", message)) from error
-    if isinstance(made, ToolEnvironment):
-        names = [tool.name for tool in made.tools if isinstance(tool, Tool)]
-        if twice := sorted({each for each in names if names.count(each) > 1}):
-            message = "two tools have this name, and a call could mean either; give tool(..., name=...) to one of them"
-            raise ConfigError([Problem(f"{where}: tools of {name}", each, message) for each in twice])
+    if fault := fault_of_tools(tools):
+        raise ConfigError(Problem(where, name, fault))
+    names = [tool.name for tool in tools]
+    if twice := sorted({each for each in names if names.count(each) > 1}):
+        message = "two tools have this name, and a call could mean either; give tool(..., name=...) to one of them"
+        raise ConfigError([Problem(f"{where}: tools of {name}", each, message) for each in twice])
     return make
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from components.environments.environment import NO_TOOL_USE, Observation, ToolUse
 from components.environments.sizes import characters_in, encodable, short_repr
-from components.environments.tools import Tool
+from components.environments.tools import Tool, fault_of_tools
 from components.errors import EnvironmentFailedError
 from components.types import CallRecord, Message, Role, ToolCall
 
@@ -40,10 +40,9 @@ def checked_observation(value: object, limit: int) -> Observation:
 
 def checked_tools(value: object) -> Sequence[Tool]:
     """The tools, if their definitions can be written as JSON of at most MAX_JSON characters."""
-    if not isinstance(value, tuple | list) or not all(isinstance(each, Tool) for each in value):
-        raise EnvironmentFailedError(
-            f"an environment's tools must be a tuple of functions under @tool, not {short_repr(value)}"
-        )
+    if fault := fault_of_tools(value):
+        raise EnvironmentFailedError(fault)
+    assert isinstance(value, Sequence), "what is at fault was refused"
     if characters_of_tools(value, MAX_JSON + 1) > MAX_JSON:
         names = short_repr([each.name for each in value])
         raise EnvironmentFailedError(f"the definitions of the tools {names} have more than {MAX_JSON} characters")

@@ -19,7 +19,7 @@ from components.environments import json_schema
 from components.environments.arguments import ArgumentsError, converting
 from components.environments.bounded import OverdueError, bounded
 from components.environments.gate import Gate, ToolLimits, TransientToolError
-from components.environments.sizes import characters_in, cut, encodable, shortened
+from components.environments.sizes import characters_in, cut, encodable, short_repr, shortened
 from components.errors import DataError, Problem, RolloutError, ToolFailedError
 from components.types import CallOutcome
 
@@ -171,6 +171,13 @@ def _gate_of(function: Callable[..., Any], name: str, limits: ToolLimits) -> Gat
     """One gate for a function, so that a method, which is bound anew for each episode, has one for all of them."""
     known = _gates.setdefault(function.__func__ if inspect.ismethod(function) else function, {})
     return known.setdefault((name, limits), Gate(name, limits))
+
+
+def fault_of_tools(value: object) -> str | None:
+    """Why an environment cannot have `value` as its tools; None where it can."""
+    if isinstance(value, tuple | list) and all(isinstance(each, Tool) for each in value):
+        return None
+    return f"an environment's tools must be a tuple of functions under @tool, not {short_repr(value)}"
 
 
 def tool_from_definition(definition: Mapping[str, Any], function: Callable[..., Any], *, where: str = "tool") -> Tool:

@@ -236,3 +236,17 @@ class Twice(Vault):
 def test_two_tools_of_one_name_are_refused_before_anything_runs():
     with pytest.raises(ConfigError, match=r"tools of .*Twice: two tools have this name.*look"):
         environment_factory(f"{__name__}:Twice")
+
+
+class Untooled(Vault):
+    """Has tools that are none, as where a comma was forgotten."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.tools = {"one": self.tools[0], "none": None, "plain": (len,)}[kind]
+
+
+@pytest.mark.parametrize("kind", ["one", "none", "plain"])
+def test_tools_that_are_no_tuple_of_tools_are_refused_before_anything_runs(kind: str):
+    with pytest.raises(ConfigError, match="tools must be a tuple of functions under @tool, not "):
+        environment_factory(f"{__name__}:Untooled", {"kind": kind})
