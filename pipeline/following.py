@@ -18,13 +18,15 @@ from components.errors import ConfigError, Problem
 from components.telemetry import formatting
 from components.telemetry.alerts import AlertConfig, heartbeat
 from components.telemetry.clock import STARTING, idle_share
-from components.telemetry.run_files import METRICS, TUNING, RunRecord, failure_of, read_run
+from components.telemetry.run_files import METRICS, SUMMARY, TUNING, RunRecord, failure_of, read_run
 from pipeline import manifest as manifests
 
 SILENT_SECONDS = 600.0
 """After so long without a line a run on gs:// is said to be silent."""
 
 _LOCKS = ("run.lock", "tune.lock", "train.lock")
+_OF_A_RUN = (METRICS, TUNING, SUMMARY, manifests.MANIFEST, storage.OWN_MARKER, *_LOCKS)
+"""Any of these says that a folder is a run's; of one that has only just begun there are no more than the last."""
 _SIGNS_OF_LIFE = ("journal.jsonl", METRICS, TUNING, "log.txt")
 _LAST = 10  # steps that a share or a mean is taken over
 
@@ -78,9 +80,9 @@ class Look:
 
 
 def look(folder: str, *, now: Callable[[], float] = time.time) -> Look:
-    """Read what the run has written so far. Raises ConfigError where there is no such folder."""
+    """Read what the run has written so far. Raises ConfigError for what is no run's folder."""
     folder = folder.rstrip("/")
-    if not storage.exists(folder):
+    if not any(storage.exists(storage.join(folder, name)) for name in _OF_A_RUN):
         raise ConfigError(Problem("RUN", folder, "is neither a run's folder nor a run's id"))
     record = read_run(folder, trajectories=False)
     written = _last_written(folder)

@@ -93,8 +93,8 @@ def run_locally(
 
     `recipe` is what `load_recipe` takes; `seed` is in place of the recipe's own; `resume` is the folder of a run that
     was stopped, and training goes on from its newest checkpoint; `pipeline` is a compiled pipeline (default: the
-    shipped one with the recipe's steps). The current folder is on the import path of every step. Raises StepFailedError with the failed step's own
-    message.
+    shipped one with the recipe's steps). The current folder is on the import path of every step. Raises StepFailedError
+    with the failed step's own message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": -1 if seed is None else seed}
     given = dict(overrides or {}) | ({} if seed is None else {"seed": seed})

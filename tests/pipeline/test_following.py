@@ -18,6 +18,7 @@ from components.telemetry.metrics import MetricsLog
 from pipeline.cli import main
 from pipeline.following import Lines, State, follow, look, shares, state_text
 from pipeline.following_view import on_screen, picture, sparkline
+from pipeline.run_folders import make_run_folder
 from tests.telemetry.synthetic import write_run
 
 MANIFEST = {"exact": {"train": {"steps": 4}}}
@@ -102,7 +103,23 @@ def test_the_age_is_that_of_the_newest_sign_of_life(tmp_path: Path) -> None:
 def test_what_is_no_folder_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="neither a run's folder nor a run's id"):
         look(str(tmp_path / "nothing"))
-    assert main(["watch", str(tmp_path / "nothing")]) == 2
+    (tmp_path / "shop.yaml").write_text("name: shop\n")
+    make_run_folder(tmp_path / "runs", "shop")
+    for other in ("nothing", "shop.yaml", "runs", ""):
+        assert main(["watch", str(tmp_path / other)]) == 2, other
+        assert "neither a run's folder nor a run's id" in capsys.readouterr().err
+
+
+def test_a_run_that_has_only_its_folder_is_starting(tmp_path: Path, gcs: str) -> None:
+    begun = make_run_folder(tmp_path, "begun")
+    assert look(str(begun)).state is State.DEAD  # nobody holds its lock
+    with storage.sole_process(begun / "run.lock", patience=0.0, on_wait=print):
+        assert look(str(begun)).state is State.STARTING
+    claimed = f"{gcs}/{tmp_path.name}/begun"
+    storage.claim_folder(claimed, "run 1")
+    assert look(claimed).state is State.STARTING
+    with pytest.raises(ConfigError, match="neither a run's folder"):
+        look(f"{gcs}/{tmp_path.name}")
 
 
 def test_each_step_is_told_once_until_the_end(tmp_path: Path) -> None:
