@@ -340,11 +340,23 @@ def tasks_of(environment: Environment, split: str) -> Iterator[Task]:
         for number, task in enumerate(environment.tasks(split)):
             if not isinstance(task, Task):
                 raise DataError(Problem(f"{where}, item {number}", task, "is no Task; give Task(id, prompt, answer)"))
+            if faults := _wrong_types(task, f"{where}, task {number}"):
+                raise DataError(faults)
             yield task
     except HeadraceError:
         raise
     except Exception as error:  # The boundary to code of others.
         raise DataError(Problem(where, split, f"raised {type(error).__name__}: {error}")) from error
+
+
+def _wrong_types(task: Task, where: str) -> list[Problem]:
+    """What is no text in a task. Python lets anything stand in a field, and texts are what is rendered and compared."""
+    fields = {"id": task.id, "prompt": task.prompt, "answer": "" if task.answer is None else task.answer}
+    return [
+        Problem(where, value, f"{name} must be text, not {type(value).__name__}")
+        for name, value in fields.items()
+        if not isinstance(value, str)
+    ]
 
 
 def _defines(kind: type, method: str) -> bool:

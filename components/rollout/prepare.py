@@ -59,7 +59,8 @@ def write_tasks(*, section: str, environment: str, seed: int, folder: str) -> di
     """Write `train.jsonl`, `test.jsonl` and the card; gives the counts, the number of prompts that stand in both
     splits, and the hash of the content.
 
-    Raises DataError naming every task with an empty prompt or an id that stands twice, and for an empty split.
+    Raises DataError naming every task with an empty prompt or an id that stands twice, for an empty split, and for a
+    task that JSON cannot hold.
     """
     settings = from_json(PrepareConfig, section, where="prepare_data")
     world = from_json(EnvironmentConfig, environment, where="environment")
@@ -70,8 +71,8 @@ def write_tasks(*, section: str, environment: str, seed: int, folder: str) -> di
     chosen = {split: _chosen(source, split, settings, world.use, length, seen) for split in reversed(SPLITS)}
     Path(folder).mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        lines = (json.dumps(asdict(task), ensure_ascii=False) + "\n" for task in chosen[split].tasks)
-        Path(folder, f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+        lines = (_line(task, f"{world.use}, task {task.id} of split {split}") for task in chosen[split].tasks)
+        Path(folder, f"{split}.jsonl").write_bytes(b"".join(lines))
     prompts = {task.prompt for task in chosen["train"].tasks}
     facts = {
         "train_tasks": len(chosen["train"].tasks),
@@ -93,6 +94,14 @@ def read_tasks(folder: Path | str, split: str) -> list[Task]:
     # Not splitlines: a prompt may hold U+2028, which ends no line of JSON.
     lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     return [_task(line, f"{path}:{number}") for number, line in enumerate(lines, start=1)]
+
+
+def _line(task: Task, where: str) -> bytes:
+    try:
+        return json.dumps(asdict(task), ensure_ascii=False).encode() + b"\n"
+    except (TypeError, ValueError) as error:
+        message = f"JSON cannot hold this task: {error}; give it texts, numbers, lists and mappings"
+        raise DataError(Problem(where, task.data, message)) from None
 
 
 def _task(line: str, where: str) -> Task:
@@ -165,8 +174,13 @@ def first_problems(
     ids: set[str] = set()
     deadline = time.monotonic() + seconds
     for number, task in enumerate(islice(tasks_of(source, split), min(tasks or _FIRST, _FIRST))):
-        problems += _problems(task, f"{use}, task {number} of split {split}", ids)
+        where = f"{use}, task {number} of split {split}"
+        problems += _problems(task, where, ids)
         ids.add(task.id)
+        try:
+            _line(task, where)
+        except DataError as error:
+            problems += error.problems
         if time.monotonic() > deadline:
             break
     if len(problems) > _TOLD:

@@ -8,7 +8,7 @@ import pytest
 
 from components.environments.arithmetic import Arithmetic
 from components.errors import ConfigError, DataError
-from components.rollout.prepare import read_tasks, write_tasks
+from components.rollout.prepare import first_problems, read_tasks, write_tasks
 from components.rollout.tokenizer import CharacterTokenizer
 from components.types import Task
 from pipeline.recipe import load_recipe, section_texts
@@ -55,6 +55,46 @@ def test_every_unusable_task_is_told_before_anything_trains_on_it(tmp_path: Path
         write(tmp_path, [["a", "x"], ["b", " "], ["a", "y"]], [["c", "x"]])
     told = [(problem.where.rpartition(", ")[2], problem.message[:14]) for problem in caught.value.problems]
     assert told == [("task 1 of split train", "the prompt is "), ("task 2 of split train", "the id stands ")]
+
+
+MISTYPED: dict[str, dict[str, object]] = {
+    "number": {"prompt": 3},
+    "two": {"id": ["a"], "answer": 3},
+    "set": {"data": {"row": {1, 2}}},
+    "surrogate": {"prompt": "\ud800"},
+}
+
+
+class Mistyped(Listed):
+    """Gives one task whose fields are of other types than declared."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__([], [])
+        self._kind = kind
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        task = Task("a", "x")
+        for name, value in MISTYPED[self._kind].items():
+            object.__setattr__(task, name, value)  # As a user's own untyped code would have made it.
+        yield task
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("number", r"Mistyped.tasks\('t\w+'\), task 0: prompt must be text, not int \(got 3\)"),
+        ("two", "id must be text, not list.*\n.*answer must be text, not int"),
+        ("set", "task a of split train: JSON cannot hold this task: .*set is not JSON serializable"),
+        ("surrogate", "task a of split train: JSON cannot hold this task: .*surrogates not allowed"),
+    ],
+)
+def test_a_task_of_other_types_than_declared_is_told(tmp_path: Path, kind: str, told: str) -> None:
+    environment = {"use": f"{__name__}:Mistyped", "options": {"kind": kind}}
+    with pytest.raises(DataError, match=told):
+        write_tasks(section="{}", environment=json.dumps(environment), seed=0, folder=str(tmp_path))
+    if kind in ("set", "surrogate"):
+        (problem,) = first_problems(Mistyped(kind), "train", "it")
+        assert problem.message.startswith("JSON cannot hold this task")
 
 
 def test_an_empty_split_is_refused(tmp_path: Path) -> None:
