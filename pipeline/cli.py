@@ -1,9 +1,10 @@
 """`headrace`: every command by name. Results on standard output, everything else on standard error.
 
-Exit codes: 0 it worked, 1 a run failed, 2 what was asked for cannot work.
+Exit codes: 0 it worked, 1 a run failed, 2 what was asked for cannot work, 141 whoever read the results has gone.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -24,7 +25,7 @@ from pipeline.commands import (
     run,
     sweeping,
 )
-from pipeline.commands.command import BAD_INPUT, FAILED
+from pipeline.commands.command import BAD_INPUT, FAILED, UNREAD
 
 COMMANDS = (
     run.COMMAND,
@@ -52,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(Path.cwd()))
     options = _parser().parse_args(arguments)
     try:
-        return int(options.command(options))
+        code = int(options.command(options))
+        sys.stdout.flush()  # a pipe that is closed is told here, and not when Python ends
+        return code
+    except BrokenPipeError:
+        # As in `headrace doctor X | head`. What is left has to go somewhere, or Python complains as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except (ConfigError, DataError) as error:
         say(f"headrace: {error}" if len(error.problems) == 1 else f"headrace: {len(error.problems)} problems\n{error}")
         return BAD_INPUT

@@ -146,7 +146,9 @@ def state_text(seen: Look) -> str:
     if seen.alert:
         text += f"; {seen.alert}"
     if seen.state is State.FAILED:
-        text += f"; {failure_text(seen.record.summary)}; go on with --resume {seen.folder}"
+        text += f"; {failure_text(seen.record.summary)}"
+        if "--resume" not in text and (seen.step or seen.tuned):
+            text += f"; go on with --resume {seen.folder}"
     if seen.state is State.DEAD:
         text += f"; no process works in {seen.folder}: go on with --resume, or see log.txt there"
     return _plain(text)

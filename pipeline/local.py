@@ -26,7 +26,7 @@ from pipeline.compiling import for_this_machine, pipeline_yaml
 from pipeline.processes import ended_together
 from pipeline.progress import Progress
 from pipeline.recipe import check_parameter_sizes, load_recipe
-from pipeline.run_folders import make_run_folder, old_run_folder
+from pipeline.run_folders import has_steps, make_run_folder, old_run_folder
 
 OUTPUTS = ("adapter", "merged")
 """What the export step writes, linked at the top of the run folder."""
@@ -57,7 +57,7 @@ STOP_SECONDS = 30.0
 
 class StepFailedError(HeadraceError):
     """A step of the pipeline ended with an error, `reason`, which is the step's own. `resumable` says whether the
-    command can go on with the run.
+    command can go on with the run; that is told where there are optimizer steps to go on from.
     """
 
     def __init__(self, step: str, reason: str, folder: Path, *, resumable: bool = True) -> None:
@@ -66,7 +66,7 @@ class StepFailedError(HeadraceError):
             "what comes before"
         )
         where = f"The step {step} failed; its whole output is in {folder / LOG}"
-        super().__init__(f"{reason}\n\n{where}{kept if resumable else ''}")
+        super().__init__(f"{reason}\n\n{where}{kept if resumable and has_steps(folder) else ''}")
         self.step, self.reason = step, reason
 
 
@@ -195,7 +195,11 @@ def _run(pipeline: YamlComponent, arguments: dict[str, Any], folder: Path, resum
             message = progress.error_of_failed_step()
             raise StepFailedError(progress.failed_step, message, folder, resumable=resumable) from error
         except KeyboardInterrupt:
-            hint = f"; the same command with --resume {folder} goes on from there" if resumable else ""
+            hint = (
+                f"; the same command with --resume {folder} goes on from there"
+                if resumable and has_steps(folder)
+                else ""
+            )
             raise RunStoppedError(f"stopped{hint}") from None
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from components import storage
-from components.errors import ConfigError, Problem
+from components.errors import ConfigError, DataError, Problem
 from components.telemetry.metrics import read_metrics
-from components.telemetry.run_files import METRICS
+from components.telemetry.run_files import METRICS, TUNING
 from components.training.resumable import FREE, refuse_changes
 from components.training.tuning.settings import free_to_change
 from pipeline import manifest as manifests
@@ -46,6 +46,14 @@ def old_run_folder(folder: Path, recipe: Mapping[str, Any]) -> Path:
         refuse_changes(before, recipe, (*FREE, *free_to_change(*tuning), *AFTER_TRAINING))
     _refuse_fewer_steps(folder, recipe.get("train") or {})
     return folder.resolve()
+
+
+def has_steps(folder: Path) -> bool:
+    """Whether a run has made optimizer steps, which a resumed one need not make again."""
+    try:
+        return any(line["step"] > 0 for name in (METRICS, TUNING) for line in read_metrics(str(folder / name)))
+    except DataError:
+        return True  # a damaged log is one of steps, and what is told of the run must not be lost over it
 
 
 def _refuse_fewer_steps(folder: Path, train: Mapping[str, Any]) -> None:

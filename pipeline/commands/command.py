@@ -13,6 +13,8 @@ from pipeline.recipe import shipped_recipes
 
 OK, FAILED, BAD_INPUT = 0, 1, 2
 """Exit codes: it worked, a run failed, what was asked for cannot work."""
+UNREAD = 141
+"""The exit code where the results go into a pipe that is closed: as shells have it, 128 + SIGPIPE."""
 
 _ANY_OF_A_RUN = (METRICS, SUMMARY, MANIFEST)
 

@@ -1,6 +1,7 @@
 """The command line: results on standard output, exit codes that scripts can rely on."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,10 @@ def test_a_run_that_fails_ends_with_1_and_says_what_the_step_said(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.splitlines()[0] == "headrace: ProofError: they differ"
+    assert "--resume" not in printed.err
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert main(["run", "smoke"]) == 1
+    assert "Optimizer steps are kept: the same command with --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,17 @@ def test_what_is_not_there_or_ill_written_is_bad_input_and_nothing_is_made(
     assert main(arguments) == 2
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_that_is_closed_ends_a_command_quietly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        assert main(["env", "list"]) == 141
+    assert capsys.readouterr().err == ""
 
 
 def test_an_unknown_command_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,10 @@ def test_a_run_that_has_failed_says_so_and_of_what(tmp_path: Path, capsys: pytes
     assert look(str(folder)).state is State.FAILED
     told = f"maths: failed, step 2 of 4; export: ProofError: they differ; go on with --resume {folder}"
     assert state_text(look(str(folder))) == told
+    stopped = f"stopped; the same command with --resume {folder} goes on from there"
+    run_folder(folder, 0, summary={"failure": {"step": "", "message": stopped}})
+    assert state_text(look(str(folder))) == f"maths: failed, step 2 of 4; {stopped}"
+    run_folder(folder, 0, summary={"failure": failure})
     assert main(["report", str(folder)]) == 0
     assert "this run has failed: export: ProofError: they differ\n" in capsys.readouterr().err
     assert "by much" in (folder / "report.html").read_text()
