@@ -59,7 +59,8 @@ def load(kind: type[T], values: Mapping[str, Any], *, where: str = "") -> T:
         # From JSON, so that a list is a tuple and a word is an enum's value, as a YAML file has neither of the two.
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        raise ConfigError(_problems(kind, error, where)) from None
+        found = _problems(kind, error, where)
+        raise ConfigError([_as_written(each, values, where) for each in found]) from None
 
 
 def from_json(kind: type[T], text: str, *, where: str = "") -> T:
@@ -98,6 +99,18 @@ def _checked(make: Callable[..., None], kind: type) -> Callable[..., None]:
             raise ConfigError(_problems(kind, error, "")) from None
 
     return checked
+
+
+def _as_written(problem: Problem, values: Any, where: str) -> Problem:
+    """Of a section the value that the file has: the section itself no longer knows which defaults were written out."""
+    if not dataclasses.is_dataclass(problem.value):
+        return problem
+    keys = problem.where.removeprefix(where).strip(".").split(".")
+    for key in filter(None, keys):
+        if not isinstance(values, Mapping) or key not in values:
+            return problem
+        values = values[key]
+    return Problem(problem.where, values, problem.message)
 
 
 def _problems(kind: type, error: ValidationError, where: str) -> list[Problem]:

@@ -77,6 +77,18 @@ def test_what_a_section_refuses_is_placed_by_its_whole_path_and_hides_no_other_f
     ]
 
 
+def test_a_section_that_is_refused_is_shown_as_the_file_has_it_defaults_and_all():
+    @config
+    class Either:
+        inner: Inner | None = None
+
+        def __post_init__(self) -> None:
+            raise ConfigError(Problem("tune.inner", self.inner, "changes nothing"))
+
+    with pytest.raises(ConfigError, match=r"^tune\.inner: changes nothing \(got \{rank: 16\}\)$"):
+        load(Either, {"inner": {"rank": 16}}, where="tune")
+
+
 def test_a_section_that_names_itself_is_not_named_twice():
     @config
     class Inside:
