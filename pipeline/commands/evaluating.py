@@ -10,6 +10,7 @@ from components.telemetry.run_files import REPORT
 from components.telemetry.summary import format_table
 from pipeline.commands.command import OK, Command, add_json, add_recipe, local_folder
 from pipeline.recipe import load_recipe, parse_assignments
+from pipeline.start import find
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -20,6 +21,17 @@ def evaluate(options: argparse.Namespace) -> int:
     recipe = load_recipe(options.recipe, overrides | tasks | {"parent": options.adapter})
     if options.adapter != LATEST and not storage.exists(options.adapter):
         raise ConfigError(Problem("ADAPTER", options.adapter, f"does not exist; name a PEFT directory, or {LATEST}"))
+    # As the first step will, so that a fault is told before a folder is made.
+    start = find(
+        name=recipe.name,
+        parent=options.adapter,
+        data="",
+        promotion_root=recipe.promote.root,
+        run_folder=str(runs.resolve() / "new"),
+    )
+    if start.parent is None:
+        message = f"nothing is promoted at {start.promotion_root}; name the folder of an adapter"
+        raise ConfigError(Problem("ADAPTER", options.adapter, message))
     from components.telemetry.run_files import update_summary
     from pipeline.closing import close_run
     from pipeline.compiling import pipeline_yaml
