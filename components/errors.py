@@ -17,7 +17,8 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,23 @@ class Problem:
         if not self.where:
             return self.message  # It was raised as a text, of no value.
         return f"{self.where}: {self.message} (got {_shortened(self.value)})"
+
+
+def folded(problems: Sequence[Problem], told: int = 3) -> list[Problem]:
+    """The problems in their order, of more than `told` with one message the first only; the last of these says how many
+    more there are.
+    """
+    alike = Counter(each.message for each in problems)
+    seen: Counter[str] = Counter()
+    found = []
+    for each in problems:
+        seen[each.message] += 1
+        if seen[each.message] < told or alike[each.message] <= told:
+            found.append(each)
+        elif seen[each.message] == told:
+            more = f"{each.message} (and {alike[each.message] - told} more like these)"
+            found.append(Problem(each.where, each.value, more))
+    return found
 
 
 class _ListedError(HeadraceError):

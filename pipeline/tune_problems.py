@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from components.environments.environment import environment_factory, tasks_of
-from components.errors import ConfigError, DataError, Problem, WeightsError
+from components.errors import ConfigError, DataError, Problem, WeightsError, folded
 from components.launcher.platform import device_problems
 from components.model.architecture import Architecture
 from components.rollout.player import make_player
@@ -48,7 +48,7 @@ def _row_problems(recipe: Recipe, settings: TuneConfig, tokenizer: Tokenizer | N
                 skip=chosen.bad_rows == "skip",
             )
             yield from _schedule_problems(settings, len(found.talks))
-            yield from _unreadable(recipe, found.talks[:RENDERED])
+            yield from folded(list(_unreadable(recipe, found.talks[:RENDERED])))
             if tokenizer is not None:
                 _render(recipe, settings, tokenizer, found.talks)
             return

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from components.environments.tools import Tool
-from components.errors import DataError, HeadraceError, Problem
+from components.errors import DataError, HeadraceError, Problem, folded
 from components.rollout.player import Player
 from components.rollout.renderer import Renderer
 from components.rollout.transcript import transcript
@@ -94,7 +94,7 @@ async def lay_out_all(player: Player, talks: Sequence[Talk], first_task: Task) -
 
     examples = await asyncio.gather(*map(one, talks))
     if problems:
-        raise DataError(problems)
+        raise DataError(folded(problems))
     return examples
 
 
@@ -116,9 +116,9 @@ def fitting(examples: Iterable[Example], row_length: int, *, drop: bool) -> Fitt
     message = f"is longer, rendered, than packing.row_length = {row_length}; raise it, or set tune.rows.too_long: drop"
     problems = [Problem(example.where, f"{example.longest} tokens", message) for example in longer]
     if problems and not drop:
-        raise DataError(problems)
+        raise DataError(folded(problems))
     if not kept:
-        raise DataError([*problems, Problem("tune.rows", len(examples), "no row is left: all are too long")])
+        raise DataError([*folded(problems), Problem("tune.rows", len(examples), "no row is left: all are too long")])
     return Fitting(kept, len(longer))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from components.environments.rows import read_rows as rows_of_file
 from components.environments.tools import Tool, tool_from_definition
-from components.errors import DataError, Problem
+from components.errors import DataError, Problem, folded
 from components.types import Message, Role, ToolCall
 
 
@@ -56,7 +56,7 @@ class Rows:
 def read_rows(files: Sequence[str], *, compares: bool, min_reward: float | None, skip: bool) -> Rows:
     """The rows of all files, in their order: of one answer each, or of a chosen and a rejected one.
 
-    Raises DataError that lists every bad row, unless they are to be skipped, and when no row is left.
+    Raises DataError that lists the bad rows, of many alike the first, unless they are to be skipped, and when no row is left.
     """
     talks: list[Talk] = []
     problems: list[Problem] = []
@@ -72,11 +72,11 @@ def read_rows(files: Sequence[str], *, compares: bool, min_reward: float | None,
         except DataError as error:
             problems += error.problems
     if problems and not skip:
-        raise DataError(problems)
+        raise DataError(folded(problems))
     if not talks:
         lower = "" if min_reward is None else f", {below} have a lower reward than {min_reward}"
         message = f"no row is left: {len(problems)} are bad{lower}" if problems or below else "hold no row"
-        raise DataError([*problems, Problem("tune.rows.files", ", ".join(files), message)])
+        raise DataError([*folded(problems), Problem("tune.rows.files", ", ".join(files), message)])
     return Rows(tuple(talks), tuple(problems), below)
 
 

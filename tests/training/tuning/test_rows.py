@@ -46,6 +46,21 @@ def test_every_bad_row_is_told_by_line_and_field_and_a_number_is_as_good_as_its_
     assert len(kept.problems) == 7
 
 
+def test_many_bad_rows_alike_are_told_in_few_lines_and_no_other_fault_is_lost(tmp_path: Path) -> None:
+    file = written(tmp_path, *({"prompt": "2+2?", "answer": "4"} for _ in range(49)), "not json")
+    with pytest.raises(DataError) as refused:
+        read(file)
+    told = [
+        (each.where.removeprefix(file), "(and 46 more like these)" in each.message) for each in refused.value.problems
+    ]
+    assert sorted(told) == [
+        (":1: completion", False),
+        (":2: completion", False),
+        (":3: completion", True),
+        (":50", False),
+    ]
+
+
 def test_no_row_left_is_an_error_though_bad_ones_are_skipped(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no row is left"):
         read(written(tmp_path, "{}"), skip=True)
