@@ -94,7 +94,7 @@ def test_a_run_that_cannot_work_makes_no_folder(
     [
         (["eval", "smoke", "nowhere", "--tasks", "0"], "evaluate.tasks: Input should be greater than or equal to 1"),
         (["eval", "smoke", "nowhere", "--tasks", "-1"], "evaluate.tasks: Input should be greater than or equal to 1"),
-        (["eval", "smoke", "."], "adapter_config.json: does not exist; a PEFT adapter holds it"),
+        (["eval", "smoke", str(Path(__file__).parent)], "adapter_config.json: does not exist; a PEFT adapter holds it"),
         (["eval", "smoke", "latest-promoted"], "ADAPTER: nothing is promoted at "),
         (["sweep", "smoke", "--trial", "a"], "--trial: write it as KEY=VALUE"),
         (["sweep", "smoke", "--trial", "seed=1", "--trial", "seed=1"], "--trial: stands twice"),

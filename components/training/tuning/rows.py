@@ -56,7 +56,8 @@ class Rows:
 def read_rows(files: Sequence[str], *, compares: bool, min_reward: float | None, skip: bool) -> Rows:
     """The rows of all files, in their order: of one answer each, or of a chosen and a rejected one.
 
-    Raises DataError that lists the bad rows, of many alike the first, unless they are to be skipped, and when no row is left.
+    Raises DataError that lists the bad rows, of many alike the first, unless they are to be skipped, and when no row is
+    left.
     """
     talks: list[Talk] = []
     problems: list[Problem] = []
