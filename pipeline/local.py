@@ -18,15 +18,15 @@ from kfp.dsl.yaml_component import YamlComponent
 from components import storage
 from components.config import dump
 from components.errors import ConfigError, HeadraceError, Problem, RunStoppedError
-from components.telemetry.failure import forget_failure, note_failure
+from components.telemetry.failure import note_failure
 from components.telemetry.progress import say
-from components.telemetry.run_files import REPORT, update_summary
+from components.telemetry.run_files import REPORT, read_run, update_summary
 from pipeline.closing import close_run
 from pipeline.compiling import for_this_machine, pipeline_yaml
 from pipeline.processes import ended_together
 from pipeline.progress import Progress
 from pipeline.recipe import check_parameter_sizes, load_recipe
-from pipeline.run_folders import has_steps, make_run_folder, old_run_folder
+from pipeline.run_folders import has_steps, how_to_go_on, is_finished, make_run_folder, old_run_folder, reopen
 
 OUTPUTS = ("adapter", "merged")
 """What the export step writes, linked at the top of the run folder."""
@@ -92,14 +92,18 @@ def run_locally(
     """Run every step of the post-training pipeline and gather the figures; progress goes to standard error.
 
     `recipe` is what `load_recipe` takes; `seed` is in place of the recipe's own; `resume` is the folder of a run that
-    was stopped, and training goes on from its newest checkpoint; `pipeline` is a compiled pipeline (default: the
-    shipped one with the recipe's steps). The current folder is on the import path of every step. Raises StepFailedError
-    with the failed step's own message.
+    was stopped: training goes on from its newest checkpoint, and one that is finished is left as it is. `pipeline` is a
+    compiled pipeline (default: the shipped one with the recipe's steps). The current folder is on the import path of
+    every step. Raises StepFailedError with the failed step's own message.
     """
     arguments = {"recipe": recipe, "overrides": json.dumps(dict(overrides or {})), "seed": -1 if seed is None else seed}
     given = dict(overrides or {}) | ({} if seed is None else {"seed": seed})
     loaded = load_recipe(recipe, given)
     old = old_run_folder(resume, dump(loaded)) if resume else None
+    if old is not None and is_finished(old, dump(loaded)):
+        say(f"{old}: the run is finished; nothing to do. {how_to_go_on(old, dump(loaded))}")
+        summary = dict(read_run(str(old), trajectories=False).summary)
+        return LocalRun(old, summary, _figures(summary))
     folder, summary = run_pipeline(
         pipeline or pipeline_yaml(loaded.pipeline), arguments, name=name, runs=runs, folder=old, resumable=True
     )
@@ -130,7 +134,7 @@ def run_pipeline(
     started = time.monotonic()
     with storage.sole_process(folder / RUN_LOCK, patience=STOP_SECONDS, on_wait=say), _step_environment(Path.cwd()):
         say(f"run folder: {folder}")
-        forget_failure(str(folder))
+        reopen(folder)
         try:
             _run(component, {**arguments, "run_root": str(folder)}, folder, resumable)
         except (StepFailedError, RunStoppedError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from components import storage
+from components.config import dump
 from components.errors import ConfigError
 from components.export.promotion import fingerprint_of, read_promotions
 from components.telemetry.run_files import failure_of, read_run
@@ -16,7 +17,7 @@ from pipeline.cli import main
 from pipeline.commands.compiling import COMPILED
 from pipeline.local import LocalRun, StepFailedError, run_locally
 from pipeline.recipe import load_recipe
-from pipeline.run_folders import make_run_folder, old_run_folder
+from pipeline.run_folders import how_to_go_on, make_run_folder, old_run_folder, reopen
 from tests.pipeline.conftest import MODULE, Finished, headrace
 
 FIGURES = [
@@ -283,6 +284,37 @@ def test_a_run_is_gone_on_with_by_the_very_recipe_that_started_it(tmp_path: Path
         old_run_folder(folder, {"seed": 2, "train": {"steps": 3, "x": None}})
     assert [problem.where for problem in caught.value.problems] == ["seed", "train.steps"]
     assert "was started with 2" in str(caught.value.problems[1])
+
+
+def test_a_finished_run_is_left_as_it_is_unless_more_is_asked_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run_folder(tmp_path, "smoke")
+    (folder / "manifest.json").write_text(json.dumps({"recipe": dump(load_recipe("smoke"))}))
+    (folder / "summary.json").write_text(json.dumps({"wall_seconds": 9.5, "steps": 25, "promotion": "promoted: x"}))
+
+    def run_pipeline(*_: Any, folder: Path, **__: Any) -> None:
+        reopen(folder)
+        raise InterruptedError
+
+    monkeypatch.setattr("pipeline.local.run_pipeline", run_pipeline)
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()}
+    assert main(["run", "smoke", "--resume", str(folder), "--json"]) == 0
+    said = capsys.readouterr()
+    assert (json.loads(said.out)["wall_seconds"], json.loads(said.out)["steps"]) == (9.5, 25)
+    assert said.err.startswith(f"{folder}: the run is finished; nothing to do. ")
+    assert said.err.endswith("raise train.steps, which is 25 now: --set train.steps=N\n")
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in folder.iterdir()} == before
+    with pytest.raises(InterruptedError):
+        run_locally("smoke", name="smoke", runs=tmp_path, overrides={"train.steps": 30}, resume=folder)
+    assert json.loads((folder / "summary.json").read_text()) == {"steps": 25}, "it is no longer finished"
+    with pytest.raises(InterruptedError):
+        run_locally("smoke", name="smoke", runs=tmp_path, resume=folder)
+
+
+def test_a_finished_run_whose_rate_has_come_down_is_gone_on_with_in_a_new_one(tmp_path: Path) -> None:
+    falling = dump(load_recipe("smoke", {"train.optimizer.schedule": "cosine"}))
+    assert f"--set parent={tmp_path / 'adapter'}" in how_to_go_on(tmp_path, falling)
 
 
 def test_what_the_tune_step_allows_to_change_the_command_allows_too(tmp_path: Path) -> None:
