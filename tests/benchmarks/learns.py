@@ -2,7 +2,8 @@
 
 Accuracy is that of the episodes as they were played, at temperature 1, refused groups included; no task is played
 twice, so all of them are unseen. The learning rate falls to nothing, so that a run has an end. Two more runs let
-generation go four versions ahead: GRPO as it is, and decoupled.
+generation go four versions ahead: GRPO as it is, and decoupled. With one update a step and none ahead, the gradient of
+cispo is that of grpo, and so is its curve.
 
     python -m tests.benchmarks.learns --json [--quick] [--picture FILE]
 """
