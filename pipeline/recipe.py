@@ -185,14 +185,17 @@ def parse_assignments(assignments: list[str], option: str = "--set", example: st
     return {key.strip(): value for key, _, value in pairs}
 
 
-def parse_overrides(text: str) -> dict[str, Any]:
-    """Overrides as they travel in the pipeline's parameter: a JSON object of paths to values, or an empty text."""
+def parse_overrides(text: str, where: str = "overrides") -> dict[str, Any]:
+    """Overrides as they travel in the pipeline's parameter `where`: a JSON object of paths to values, or an empty text.
+
+    Raises ConfigError for anything else.
+    """
     try:
         overrides = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise ConfigError(Problem("overrides", text, f"is no JSON: {error}")) from None
+        raise ConfigError(Problem(where, text, f"is no JSON: {error}")) from None
     if not isinstance(overrides, dict):
-        raise ConfigError(Problem("overrides", text, 'must be a JSON object such as {"train.steps": 3}'))
+        raise ConfigError(Problem(where, text, 'must be a JSON object such as {"train.steps": 3}'))
     return overrides
 
 

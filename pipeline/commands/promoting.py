@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from components import storage
 from components.errors import ConfigError, Problem
 from components.export.promotion import move_pointer
 from components.telemetry.run_files import update_summary
@@ -18,6 +19,9 @@ def promote(options: argparse.Namespace) -> int:
     adapter = folder / "adapter"
     if not adapter.is_dir():
         raise ConfigError(Problem("promote", str(folder), "holds no folder adapter: the run has exported nothing"))
+    if options.root and not storage.is_remote(options.root) and not Path(options.root).absolute().parent.is_dir():
+        message = "lies in no folder that there is; make the folder above it first, or correct the path"
+        raise ConfigError(Problem("--root", options.root, message))
     root = options.root or manifests.read(str(folder))["start"]["promotion_root"]
     entry = move_pointer(root, adapter.resolve(), str(folder.resolve()), expected=None)
     update_summary(str(folder), {"promotion": f"promoted: {entry.adapter}"})

@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _trial(text: str) -> dict[str, Any]:
-    return (
-        parse_overrides(text) if text.lstrip().startswith("{") else dict(parse_assignments(text.split(","), "--trial"))
-    )
+    if text.lstrip().startswith("{"):
+        return parse_overrides(text, "--trial")
+    return dict(parse_assignments(text.split(","), "--trial"))
 
 
 def _text(figures: dict[str, Any], outcome: str) -> str:

@@ -97,6 +97,7 @@ def test_a_run_that_cannot_work_makes_no_folder(
         (["eval", "smoke", str(Path(__file__).parent)], "adapter_config.json: does not exist; a PEFT adapter holds it"),
         (["eval", "smoke", "latest-promoted"], "ADAPTER: nothing is promoted at "),
         (["sweep", "smoke", "--trial", "a"], "--trial: write it as KEY=VALUE"),
+        (["sweep", "smoke", "--trial", "{bad"], "--trial: is no JSON: "),
         (["sweep", "smoke", "--trial", "seed=1", "--trial", "seed=1"], "--trial: stands twice"),
         (
             ["env", "try", "arithmetic", "--option", "low"],
@@ -164,6 +165,16 @@ def test_a_run_that_has_not_trained_cannot_be_made_again(tmp_path: Path, capsys:
     for command in (["replay"], ["rerun"], ["profile", "--steps=1:2"]):
         assert main([*command, str(tmp_path)]) == 2
         assert "the run has not come so far" in capsys.readouterr().err
+
+
+def test_a_place_for_promotions_that_is_mistyped_is_not_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "adapter").mkdir(parents=True)
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    assert main(["promote", str(tmp_path / "run"), "--root", str(tmp_path / "no" / "such")]) == 2
+    assert "--root: lies in no folder that there is" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_report_is_written_anew_from_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
