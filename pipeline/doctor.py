@@ -32,6 +32,7 @@ from components.types import Completion, FinishReason, SequenceId, Task, Traject
 from pipeline.machine import memory_here
 from pipeline.memory_plan import accelerator_memory, memory_plan, memory_problems
 from pipeline.recipe import Recipe, section_texts
+from pipeline.tiny_problems import tiny_problems
 from pipeline.tune_problems import tune_problems
 
 DRY_SECONDS = 10.0
@@ -55,7 +56,8 @@ def examine(recipe: Recipe) -> list[Problem]:
     problems = [*_environment_problems(recipe, unreadable=bool(found)), *_length_problems(recipe)]
     problems += [*_schedule_problems(recipe), *_device_problems(recipe), *found]
     # A row is rendered by environment, renderer and tokenizer: a fault of theirs is told once, not for every row.
-    problems += tune_problems(recipe, architecture, None if problems else _tokenizer(recipe))
+    tokenizer = None if problems else _tokenizer(recipe)
+    problems += [*tiny_problems(recipe, tokenizer), *tune_problems(recipe, architecture, tokenizer)]
     if architecture is not None:
         problems += _model_problems(recipe, architecture)
     try:

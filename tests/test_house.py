@@ -25,6 +25,7 @@ BOUNDARIES = {
     "rollout/episode.py",
     "telemetry/outlets/outlet.py",
     "training/journal.py",
+    "training/tuning/demonstrations.py",
     "training/tuning/examples.py",
 }
 """Where code of others is called and its faults become data, and where a thread hands its own to who waits for it."""

@@ -40,7 +40,8 @@ class TinyConfig:
     """A model of the Llama family, made in the run.
 
     `alphabet` holds every character that it can read or write. Of the demonstrations that it is tuned on, `tool_share`
-    call the environment's tool; the others answer at once.
+    call the environment's tool; the others answer at once. With `warm_start: null` there is no tuning, and no need of
+    demonstrations: the weights stay random.
     """
 
     alphabet: str
@@ -50,14 +51,14 @@ class TinyConfig:
     d_ff: Annotated[int, Field(ge=8)] = 256
     max_positions: Annotated[int, Field(ge=8)] = 64
     tool_share: Annotated[float, Field(ge=0, le=1)] = 0.35
-    warm_start: SupervisedConfig = SupervisedConfig()
+    warm_start: SupervisedConfig | None = SupervisedConfig()
 
     def __post_init__(self) -> None:
         if self.d_model % (2 * self.n_heads):
             message = f"must be a multiple of twice n_heads ({self.n_heads}), as halves of a head rotate"
             raise ConfigError(Problem("tiny.d_model", self.d_model, message))
         tuning = self.warm_start
-        if tuning.optimizer.warmup_steps >= tuning.steps:
+        if tuning is not None and tuning.optimizer.warmup_steps >= tuning.steps:
             where = "init_model.tiny.warm_start.optimizer.warmup_steps"
             message = f"must be below warm_start.steps ({tuning.steps}), or the learning rate is never reached"
             raise ConfigError(Problem(where, tuning.optimizer.warmup_steps, message))
@@ -94,8 +95,8 @@ class InitConfig:
 def initialise(*, section: str, environment: str, seed: int, tasks: str, base: str, adapter: str) -> dict[str, Any]:
     """Write the folders `base` and `adapter`; gives what is worth knowing of both.
 
-    Raises ConfigError for a LoRA pattern that binds nothing, WeightsError for a source or an adapter that cannot be
-    read.
+    Raises ConfigError for a LoRA pattern that binds nothing and for demonstrations longer than a row, WeightsError for
+    a source or an adapter that cannot be read.
     """
     settings = from_json(InitConfig, section, where="init_model")
     world = from_json(EnvironmentConfig, environment, where="environment")
@@ -147,12 +148,16 @@ def _make_tiny(
 ) -> None:
     tokenizer = CharacterTokenizer(settings.alphabet)
     architecture = tiny_architecture(settings)
-    player = make_player(world, tokenizer)
-    samples = _endless(_demonstrations(player, tasks), settings.tool_share, random.Random(seed))
-    start = random_base(key, architecture, jnp.float32)
-    tuned = fit(architecture, start, samples, settings.warm_start, progress=_say_loss)
+    made = random_base(key, architecture, jnp.float32)
+    if settings.warm_start is not None:
+        say(f"warm start: demonstrations of {len(tasks)} tasks are played")
+        shown = asyncio.run(demonstrations(make_player(world, tokenizer), tasks))
+        if problems := row_problems(shown, settings):
+            raise ConfigError(problems)
+        samples = _endless(shown, settings.tool_share, random.Random(seed))
+        made = fit(architecture, made, samples, settings.warm_start, progress=_say_loss)
     tokenizer.save(folder)
-    write_checkpoint(folder, architecture, tuned, dtype=dtype)
+    write_checkpoint(folder, architecture, made, dtype=dtype)
 
 
 def tiny_architecture(settings: TinyConfig) -> Architecture:
@@ -174,11 +179,29 @@ def tiny_architecture(settings: TinyConfig) -> Architecture:
     )
 
 
-def _demonstrations(player: Player, tasks: Sequence[Task]) -> list[tuple[Example, Example]]:
+async def demonstrations(player: Player, tasks: Sequence[Task]) -> list[tuple[Example, Example]]:
     """Per task, the demonstration that calls the tool, and the one that answers at once."""
-    say(f"warm start: demonstrations of {len(tasks)} tasks are played")
-    played = asyncio.run(demonstrate_all(player, ((task, calls) for task in tasks for calls in (True, False))))
+    played = await demonstrate_all(player, ((task, calls) for task in tasks for calls in (True, False)))
     return list(zip(played[0::2], played[1::2], strict=True))
+
+
+def row_problems(shown: Sequence[tuple[Example, Example]], settings: TinyConfig) -> list[Problem]:
+    """That a row of the warm start cannot hold the longest demonstration; none where it can, or there is no start."""
+    if settings.warm_start is None:
+        return []
+    # Of a kind that has no share none is drawn.
+    drawn = [with_call for with_call, _ in shown if settings.tool_share > 0]
+    drawn += [at_once for _, at_once in shown if settings.tool_share < 1]
+    room = settings.warm_start.row_length
+    longest = max(drawn, key=lambda example: example.longest, default=None)
+    if longest is None or longest.longest <= room:
+        return []
+    count = sum(example.longest > room for example in drawn)
+    message = (
+        f"is less than the {longest.longest} tokens of the demonstration of {longest.where}, the longest; {count} of "
+        f"the {len(drawn)} played do not fit a row; raise it to {longest.longest} or more"
+    )
+    return [Problem("init_model.tiny.warm_start.row_length", room, message)]
 
 
 def _endless(

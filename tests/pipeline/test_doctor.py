@@ -220,7 +220,8 @@ def test_the_isolation_in_force_is_what_the_recipe_says_where_code_of_the_model_
 
 
 def test_missing_data_is_told_before_anything_runs(tmp_path: Path) -> None:
-    found = problems_with(environment__use="gsm8k", environment__options={"data": str(tmp_path)})
+    world = {"environment__use": "gsm8k", "environment__options": {"data": str(tmp_path)}}
+    found = problems_with(**world, init_model__tiny__warm_start=None)
     (problem,) = found
     assert problem.startswith(f"{tmp_path}/train.jsonl: there is no such file")
     assert "openai/grade-school-math" in problem

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from components.environments.arithmetic import Arithmetic
 from components.errors import ConfigError
+from components.rollout.tokenizer import CharacterTokenizer
+from components.types import Message, Task
 from pipeline.compiling import PIPELINES
 from pipeline.doctor import examine
 from pipeline.recipe import PIPELINE_OF, SWEEP_OF, load_recipe, section_texts
 from pipeline.resolution import _check_stages
+from pipeline.tiny_problems import tiny_problems
 from pipeline.tune_problems import tune_problems
 
 
@@ -78,3 +82,35 @@ def test_rows_that_are_not_there_are_told_before_a_run() -> None:
     recipe = load_recipe("sft_then_grpo", {"tune.rows": {"files": ["nothing.jsonl"]}})
     (problem,) = tune_problems(recipe, None)
     assert (problem.where, problem.message) == ("nothing.jsonl", "there is no such file")
+
+
+class Unteachable(Arithmetic):
+    """Shows nothing."""
+
+    demonstration = None  # type: ignore[assignment]
+
+
+class Raising(Arithmetic):
+    """Cannot show the first task."""
+
+    def demonstration(self, task: Task, *, with_tool: bool) -> Message:
+        raise LookupError(task.id)
+
+
+def test_a_warm_start_that_could_not_be_made_is_told_before_a_run() -> None:
+    def told(changes: dict[str, object]) -> list[str]:
+        recipe = load_recipe("smoke", {"environment.options.train_tasks": 20, **changes})
+        tokenizer = CharacterTokenizer(recipe.init_model.tiny.alphabet)
+        return [f"{each.where}: {each.message}" for each in tiny_problems(recipe, tokenizer)]
+
+    assert told({}) == []
+    (problem,) = told({"init_model.tiny.warm_start.row_length": 10})
+    assert problem.startswith("init_model.tiny.warm_start.row_length: is less than the ")
+    (problem,) = told({"environment.use": f"{__name__}:Raising"})
+    assert " raised LookupError: " in problem
+    silent = {"environment.use": f"{__name__}:Unteachable"}
+    (problem,) = told(silent)
+    assert problem.startswith("init_model.tiny.warm_start: needs an environment with a method demonstration(")
+    assert told({**silent, "init_model.tiny.warm_start": None}) == []
+    found = examine(load_recipe("smoke", {**silent, "environment.options.train_tasks": 20}))
+    assert [each.where for each in found] == ["init_model.tiny.warm_start"]

@@ -135,6 +135,24 @@ def test_an_adapter_and_settings_for_a_fresh_one_exclude_each_other() -> None:
         InitConfig(source="x", adapter="y", lora=LoraConfig(rank=2))
 
 
+def test_a_demonstration_longer_than_a_row_is_told_with_its_task_and_the_key_to_raise(tmp_path: Path) -> None:
+    short = replace(TINY, warm_start=SupervisedConfig(steps=25, rows=4, row_length=6))
+    told = r"init_model.tiny.warm_start.row_length: is less than the 10 tokens of the demonstration of task \d\+\d, "
+    with pytest.raises(ConfigError, match=told + "the longest; .* of the 40 played do not fit a row; raise it to 10"):
+        start(tmp_path, replace(SETTINGS, tiny=short))
+
+
+def test_without_a_warm_start_the_weights_are_random_and_no_demonstration_is_asked_for(tmp_path: Path) -> None:
+    world = EnvironmentConfig(use="countdown", renderer="compact")  # It has none.
+    section = {"tiny": {**dump(TINY), "warm_start": None, "alphabet": "".join(map(chr, range(32, 127))) + "\n"}}
+    folders = {name: str(tmp_path / name) for name in ("tasks", "base", "adapter")}
+    limits = json.dumps({"train_tasks": 2, "test_tasks": 2})
+    write_tasks(section=limits, environment=json.dumps(dump(world)), seed=0, folder=folders["tasks"])
+    initialise(section=json.dumps(section), environment=json.dumps(dump(world)), seed=0, **folders)
+    spread = np.std(np.asarray(weights.load(read_base(tmp_path / "base").source).base.embedding))
+    assert 0.01 < spread < 0.1
+
+
 def test_weights_that_lie_elsewhere_are_pointed_to_and_not_copied(tmp_path: Path) -> None:
     start(tmp_path, SETTINGS)
     there = tmp_path / "base"

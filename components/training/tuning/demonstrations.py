@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from components.environments.environment import Environment
-from components.errors import ConfigError, Problem, RunStoppedError
+from components.errors import ConfigError, DataError, HeadraceError, Problem, RunStoppedError
 from components.rollout.player import Player
 from components.training.tuning.examples import Example, lay_out
 from components.types import Message, Task
@@ -25,7 +25,7 @@ class Demonstrating(Environment, Protocol):
 async def demonstrate_all(player: Player, wanted: Iterable[tuple[Task, bool]]) -> list[Example]:
     """One example for each task, which calls the tool or answers at once.
 
-    Raises RunStoppedError for one that takes longer than an episode may.
+    Raises RunStoppedError for one that takes longer than an episode may, DataError where the environment raises.
     """
     room = asyncio.Semaphore(AT_ONCE)
 
@@ -40,6 +40,11 @@ async def demonstrate_all(player: Player, wanted: Iterable[tuple[Task, bool]]) -
                     raise
                 message = f"the demonstration of task {task.id} took longer than max_seconds"
                 raise RunStoppedError(f"{message} = {player.limits.max_seconds:g}") from None
+            except HeadraceError:
+                raise
+            except Exception as error:  # The boundary to an environment of others.
+                message = f"the demonstration of task {task.id} raised {type(error).__name__}: {error}"
+                raise DataError(Problem("environment.use", player.name, message)) from error
 
     return await asyncio.gather(*(one(*each) for each in wanted))
 
