@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from components.algorithms.objective import Objective
 from components.environments.environment import environment_factory, load_environment, runs_code, tasks_of
 from components.environments.sandbox.detection import reason_against
 from components.environments.sandbox.limits import DEFAULT_ISOLATION
@@ -24,7 +25,7 @@ from components.model.lora import target_counts
 from components.model.peft import open_adapter
 from components.model.placement import MeshConfig
 from components.rollout.player import Player, make_player
-from components.rollout.prepare import SPLITS, first_problems
+from components.rollout.prepare import SPLITS, first_problems, leaked
 from components.rollout.tokenizer import CharacterTokenizer, Tokenizer, load_tokenizer
 from components.storage import is_remote
 from components.training.initialise import starting_shapes, tiny_architecture
@@ -70,6 +71,7 @@ def examine(recipe: Recipe) -> list[Problem]:
 def diagnose(recipe: Recipe) -> dict[str, Any]:
     """What `headrace doctor` prints, with the keys of FIGURES, and warnings."""
     problems, doubts = examine(recipe), warnings(recipe)
+    doubts += [] if problems else _leak(recipe)
     architecture, _ = _architecture(recipe)
     if architecture is not None:
         found, more = findings_here(recipe, architecture)
@@ -106,17 +108,48 @@ def problem_record(problem: Problem) -> dict[str, Any]:
 
 
 def warnings(recipe: Recipe) -> list[Problem]:
-    """What may be meant, and is worth a look before hours of work: rates of learning that are seldom right."""
+    """What may be meant, and is worth a look before hours of work: rates of learning that are seldom right, and a
+    penalty for length that no episode is long enough for.
+    """
     places = {
         "train.optimizer": recipe.train and recipe.train.optimizer,
         "train.critic.optimizer": recipe.train and recipe.train.critic and recipe.train.critic.optimizer,
         "tune.optimizer": recipe.tune and recipe.tune.optimizer,
     }
-    return [
+    high = [
         Problem(f"{place}.learning_rate", optimizer.learning_rate, _HIGH_RATE)
         for place, optimizer in places.items()
         if optimizer and optimizer.learning_rate > HIGH_RATE
     ]
+    return [*high, *_penalty_in_vain(recipe)]
+
+
+def _penalty_in_vain(recipe: Recipe) -> Iterator[Problem]:
+    if recipe.train is None:
+        return
+    objective, limits = Objective.from_config(recipe.train.objective), recipe.environment.limits
+    longest = min(limits.max_turns * limits.max_new_tokens, limits.max_context)
+    free = objective.overlong_limit - objective.overlong_buffer
+    if objective.overlong_penalty and longest <= free:
+        message = (
+            f"is never felt: the penalty begins above {free} sampled tokens (overlong_limit - overlong_buffer), and "
+            f"environment.limits lets an episode sample {longest} at most; lower it, or set overlong_penalty: 0"
+        )
+        yield Problem("train.objective.overlong_limit", objective.overlong_limit, message)
+
+
+def _leak(recipe: Recipe) -> list[Problem]:
+    """Test tasks that are trained on. The recipe's environment must be sound."""
+    world, chosen = recipe.environment, recipe.prepare_data
+    if chosen.duplicate_prompts == "drop":
+        return []
+    environment = environment_factory(world.use, world.options, isolation=world.isolation)()
+    count, asked = leaked(environment, train=chosen.train_tasks, test=chosen.test_tasks)
+    message = (
+        f"{count} of the first {asked} test tasks are train tasks, too: what is measured on them may be memory; make "
+        "the splits apart, or set drop, which takes them out of the train tasks"
+    )
+    return [Problem("prepare_data.duplicate_prompts", chosen.duplicate_prompts, message)] if count else []
 
 
 def findings_here(recipe: Recipe, architecture: Architecture) -> tuple[list[Problem], list[Problem]]:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -188,6 +188,27 @@ def first_problems(
         more = f"{last.message} (and {len(problems) - _TOLD} more like these)"
         problems = [*problems[: _TOLD - 1], Problem(last.where, last.value, more)]
     return problems
+
+
+def leaked(
+    source: Environment, *, train: int | None = None, test: int | None = None, seconds: float = 2.0
+) -> tuple[int, int]:
+    """How many test tasks are train tasks, too, and how many test tasks were looked at: of the first 10,000 of each
+    split, of `train` and `test`, and no more than can be had in `seconds` each.
+
+    A task is another's double where prompt and answer are the same; without an answer, where prompt and data are.
+    """
+    known = set(_faces(source, "train", train, seconds))
+    asked = list(_faces(source, "test", test, seconds))
+    return sum(face in known for face in asked), len(asked)
+
+
+def _faces(source: Environment, split: str, tasks: int | None, seconds: float) -> Iterator[tuple[str, str]]:
+    deadline = time.monotonic() + seconds
+    for task in islice(tasks_of(source, split), min(tasks or _FIRST, _FIRST)):
+        yield task.prompt, repr(task.data) if task.answer is None else f"answer {task.answer}"
+        if time.monotonic() > deadline:
+            return
 
 
 _LONG = "the prompt is longer than max_prompt_tokens"

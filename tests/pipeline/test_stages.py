@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from components.errors import ConfigError
 from components.rollout.tokenizer import CharacterTokenizer
 from components.types import Message, Task
 from pipeline.compiling import PIPELINES
-from pipeline.doctor import examine
+from pipeline.doctor import diagnose, examine, warnings
 from pipeline.recipe import PIPELINE_OF, SWEEP_OF, load_recipe, section_texts
 from pipeline.resolution import _check_stages
 from pipeline.tiny_problems import tiny_problems
@@ -75,13 +76,39 @@ def test_rows_that_the_run_would_refuse_are_told_before_it(tmp_path: Path) -> No
     found = examine(load_recipe("sft_then_grpo", changes))
     assert [each.value for each in found if each.where == f"{file}:2"] == [" dehnortuw"]
     assert [each.value for each in found if each.where == f"{file}:3"] == ["49 tokens"]
-    assert len(found) == 40
+    assert len(found) == 6  # Of many that are alike the first are told.
 
 
 def test_rows_that_are_not_there_are_told_before_a_run() -> None:
     recipe = load_recipe("sft_then_grpo", {"tune.rows": {"files": ["nothing.jsonl"]}})
     (problem,) = tune_problems(recipe, None)
     assert (problem.where, problem.message) == ("nothing.jsonl", "there is no such file")
+
+
+class Leaking(Arithmetic):
+    """Its first three test tasks are train tasks, and the fourth is but for its answer."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        answers = {"train": "11111", "test": "1112"}[split]
+        return [Task(str(number), f"{number}+1", answer) for number, answer in enumerate(answers)]
+
+
+def test_test_tasks_that_are_trained_on_are_a_warning() -> None:
+    def doubts(changes: dict[str, object]) -> list[str]:
+        return [f"{each['where']}: {each['message']}" for each in diagnose(load_recipe("smoke", changes))["warnings"]]
+
+    leaking = {"environment.use": f"{__name__}:Leaking"}
+    (doubt,) = doubts(leaking)
+    assert doubt.startswith("prepare_data.duplicate_prompts: 3 of the first 4 test tasks are train tasks, too")
+    assert doubts({**leaking, "prepare_data.duplicate_prompts": "drop"}) == []
+
+
+def test_a_penalty_for_length_that_no_episode_can_feel_is_a_warning() -> None:
+    objective = {"preset": "dapo", "overlong_limit": 16, "overlong_buffer": 4}
+    # Of an episode of the recipe 12 tokens are sampled at most, and above 12 the penalty would begin.
+    (doubt,) = warnings(load_recipe("smoke", {"train.objective": objective}))
+    assert str(doubt).startswith("train.objective.overlong_limit: is never felt: the penalty begins above 12 sampled")
+    assert warnings(load_recipe("smoke", {"train.objective": {**objective, "overlong_buffer": 5}})) == []
 
 
 class Unteachable(Arithmetic):
