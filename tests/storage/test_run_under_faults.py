@@ -39,6 +39,7 @@ def proxy(google_storage, monkeypatch):
     google_storage.faults = Faults()
 
 
+@pytest.mark.long
 def test_a_run_killed_on_a_bad_network_loses_nothing_and_shows_nothing_half(proxy, undisturbed, tiny_inputs, tmp_path):
     slow = {"429 with Retry-After", "work done, answer late", "connections refused"}
     proxy.faults = Faults(seed=3, rate=0.2, weights=storage_faults.WEIGHTS | dict.fromkeys(slow, 0.05), late=1.3)
