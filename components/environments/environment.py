@@ -253,7 +253,8 @@ def load_environment(name: str, *, where: str = "environment") -> type[Any]:
         raise ConfigError(Problem(where, name, message)) from error
     kind: type | None = vars(module).get(class_name)
     if not inspect.isclass(kind):
-        close = difflib.get_close_matches(class_name, vars(module), n=1)
+        classes = [each for each, value in vars(module).items() if inspect.isclass(value)]
+        close = difflib.get_close_matches(class_name, classes, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(Problem(where, name, f"module {module_name} has no class {class_name}{hint}"))
     missing = [method for method in ("tasks", "reset", "step", "reward", "close") if not _defines(kind, method)]

@@ -171,6 +171,7 @@ def test_a_factory_makes_a_fresh_environment_each_time(module):
         ("arithmetics", "module:Class"),
         ("no_such_module:Mine", "No module named 'no_such_module'"),
         ("someones_module:Mien", "did you mean Mine"),
+        ("someones_module:toool", r"has no class toool \("),
         ("someones_module:Unfinished", "must define grade"),
         ("someones_module:Other", "has no tasks, step, reward, close"),
     ],
