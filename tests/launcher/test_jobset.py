@@ -234,7 +234,7 @@ def test_streams_that_are_cut_lose_no_line_and_repeat_none(server, cluster) -> N
         assert job.result(20).restarts == Restarts()
     assert lines == story.lines
     # The log and both watches, time and again; how many are open when a cut comes is chance.
-    assert cuts > 5
+    assert cuts >= 5
     assert server.calls["watch", "pods"] > 1
 
 
